@@ -1,6 +1,4 @@
-"""Hosts whose weights are averaged while they train; contributions at the weights of the moment or
-their average.
-"""
+"""Hosts whose weights are averaged while they train; contributions at the weights of the moment or their average."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,18 +21,13 @@ _CHUNK = {"cpu": 256, "cuda": 2048}
 
 @dataclass
 class Average:
-    """The averages of one module's parameters and floating-point buffers, batch-norm statistics
-    among them.
-    """
+    """The averages of one module's parameters and floating-point buffers, batch-norm statistics among them."""
 
     live: list[Tensor]
     kept: list[list[Tensor]]
     """one list per window"""
     steps: Tensor
-    """steps that went into them:
-
-    a plain mean until a window is full, so that a newborn seed's start is forgotten
-    """
+    """steps that went into them: a plain mean until a window is full, so that a newborn seed's start is forgotten"""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Average":
@@ -47,9 +40,7 @@ class Average:
         return cls(live, kept, torch.zeros((), device=live[0].device if live else None))
 
     def update(self, per_epoch: int) -> None:
-        """Take in the weights of this step; nothing is read back, so that a graph can capture
-        it.
-        """
+        """Take in the weights of this step; nothing is read back, so that a graph can capture it."""
         self.steps += 1
         for window, kept in zip(WINDOWS, self.kept, strict=True):
             weight = torch.clamp(1 / self.steps, min=1 / (1 + window * per_epoch))
@@ -62,9 +53,7 @@ class Average:
 
 
 class AveragedRun(HostRun):
-    """A host that trains to the bit as `HostRun` does and keeps the averages of its weights
-    along.
-    """
+    """A host that trains to the bit as `HostRun` does and keeps the averages of its weights along."""
 
     _averages: WeakKeyDictionary[nn.Module, Average]
 
@@ -116,9 +105,7 @@ class AveragedRun(HostRun):
 
     @contextmanager
     def averaged(self, window: int) -> Iterator[None]:
-        """The network at its averaged weights, by the number of the window; as before
-        afterwards.
-        """
+        """The network at its averaged weights, by the number of the window; as before afterwards."""
         pairs = [
             pair
             for a in self.averages().values()
@@ -167,9 +154,7 @@ def losses_of(run: HostRun, network: nn.Module, split: Split) -> tuple[Tensor, T
 
 @contextmanager
 def fresh_statistics(run: HostRun, count: int = 1024) -> Iterator[None]:
-    """Batch-norm statistics of the network as it is inside, from training examples; as before
-    afterwards.
-    """
+    """Batch-norm statistics of the network as it is inside, from training examples; as before afterwards."""
     norms = [
         module
         for module in run.model.modules()
@@ -205,9 +190,7 @@ def gains_of(run: HostRun, slot: SeedSlot, module: nn.Module, split: Split) -> T
 
 
 def gradients_of(run: HostRun, module: nn.Module, count: int = 512) -> tuple[float, float]:
-    """Gradient norm of a module over training examples that the host has just seen, and its ratio
-    to the host's.
-    """
+    """Gradient norm of a module over training examples that the host has just seen, and its ratio to the host's."""
     was_training = run.model.training
     run.model.eval()
     drawn = run.plan.placed[:, :count]

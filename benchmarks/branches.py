@@ -1,7 +1,4 @@
-"""Finishing forked episodes:
-
-any number of branches side by side, each from its moment, by its script.
-"""
+"""Finishing forked episodes: any number of branches side by side, each from its moment, by its script."""
 
 import copy
 import gc
@@ -29,10 +26,7 @@ PLANT, KEEP, CULL = "plant", "keep", "cull"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happened to one seed, by whoever's hand.
-
-    A seed goes by the number of its birth in the episode.
-    """
+    """One thing that happened to one seed, by whoever's hand. A seed goes by the number of its birth in the episode."""
 
     epoch: int
     op: str

@@ -1,12 +1,10 @@
-"""How close hosts come to a hand-written loop over the same network: compiled, bf16, one CUDA graph
-per step.
+"""How close hosts come to a hand-written loop over the same network: compiled, bf16, one CUDA graph per step.
 
-    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out
-    benchmarks/results/ceiling_h200.json
+    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out benchmarks/results/ceiling_h200.json
 
-Greedy scores come once per epoch of `--steps`; 150 is what `code` has. An arm that fails becomes a
-row with its error; the file is written after every arm. Ours and theirs take turns, and a ratio is
-the median over turns. `--tiny` runs the same arms on small networks, on a CPU as well.
+Greedy scores come once per epoch of `--steps`; 150 is what `code` has. An arm that fails becomes a row with its error;
+the file is written after every arm. Ours and theirs take turns, and a ratio is the median over turns.
+`--tiny` runs the same arms on small networks, on a CPU as well.
 """
 
 import gc
@@ -97,10 +95,7 @@ def small(tiny: bool, batch: int) -> Workload:
 
 
 class HandWritten:
-    """What somebody would write for one network of fixed size:
-
-    the whole step compiled and captured.
-    """
+    """What somebody would write for one network of fixed size: the whole step compiled and captured."""
 
     def __init__(self, work: Workload, device: torch.device, steps: int):
         task, self.device, self.steps = work.task, device, steps
@@ -212,10 +207,7 @@ def compare(
     device: torch.device,
     turns: int,
 ) -> dict[str, Any]:
-    """Every way in turn.
-
-    `makers`: name -> what builds its epoch, and the units of one. The first is the yardstick.
-    """
+    """Every way in turn. `makers`: name -> what builds its epoch, and the units of one. The first is the yardstick."""
     ways, row = {}, {"arm": name, "unit": unit, "ways": {}}
     for way, (make, units) in makers.items():
         before = compile_seconds()

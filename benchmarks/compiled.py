@@ -1,11 +1,9 @@
-"""What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in over
-eight structures.
+"""What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in over eight structures.
 
     python benchmarks/compiled.py --out benchmarks/results/compiled.json  # --device cuda on a GPU
 
-Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile anew). Each
-has a process of its own, and no code compiled before. Seconds are of the processor, compilers
-included.
+Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile anew). Each has a process of its
+own, and no code compiled before. Seconds are of the processor, compilers included.
 """
 
 import argparse
@@ -29,9 +27,7 @@ ARMS = ("eager", "whole")
 
 
 def now() -> float:
-    """Seconds of this process and of the compilers that it waited for; on a GPU those of the
-    clock.
-    """
+    """Seconds of this process and of the compilers that it waited for; on a GPU those of the clock."""
     if torch.cuda.is_available():
         return time.perf_counter()
     return time.process_time() + sum(os.times()[2:4])

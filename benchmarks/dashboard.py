@@ -2,10 +2,9 @@
 
     python benchmarks/dashboard.py --out benchmarks/results/dashboard.json
 
-Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400
-hosts, the worst case for memory: no episode is over before its last line. About two events of seeds
-per epoch beside the epoch's own. Each opening is a process of its own on one core. Writes one JSON
-file: command, hardware, seconds and peak memory.
+Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400 hosts, the worst
+case for memory: no episode is over before its last line. About two events of seeds per epoch beside the epoch's own.
+Each opening is a process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
 """
 
 import argparse
@@ -42,9 +41,7 @@ HEADS = ("op", "slot", "blueprint", "blend")
 def live_epoch(
     number: int, host: int, epoch: int, seeds: dict[str, list], draws: random.Random
 ) -> Iterator[Event]:
-    """One host's events of one epoch; `seeds` holds blueprint and age of what episodes in each
-    slot.
-    """
+    """One host's events of one epoch; `seeds` holds blueprint and age of what episodes in each slot."""
     slot = f"r0c{draws.randrange(3)}"
     if slot not in seeds and draws.random() < 0.3:
         seeds[slot] = ["conv_light", 0]

@@ -1,10 +1,9 @@
-"""What one decision costs to read: names from the tables, by `look_up`, and by
-`FactoredAction.from_indices`.
+"""What one decision costs to read: names from the tables, by `look_up`, and by `FactoredAction.from_indices`.
 
     python benchmarks/decoding.py --out benchmarks/results/decoding.json
 
-Nanoseconds per decision without the loop around it, median over repeats that take turns; once as it
-is and once under `python -O`, which leaves the cross-check in `look_up` out.
+Nanoseconds per decision without the loop around it, median over repeats that take turns; once as it is and once under
+`python -O`, which leaves the cross-check in `look_up` out.
 """
 
 import argparse

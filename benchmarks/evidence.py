@@ -1,16 +1,14 @@
-"""What a measurement says about the end: episodes are forked, a seed is kept in one branch and
-culled in the other.
+"""What a measurement says about the end: episodes are forked, a seed is kept in one branch and culled in the other.
 
-    python benchmarks/evidence.py --task digits --workers 8 --out runs/evidence python
-    benchmarks/evidence.py --task cifar10_preset --data-root DATA --device cuda:0 --workers 2 --out
-    runs/evidence python benchmarks/evidence.py --report --out runs/evidence
+    python benchmarks/evidence.py --task digits --workers 8 --out runs/evidence
+    python benchmarks/evidence.py --task cifar10_preset --data-root DATA --device cuda:0 --workers 2 --out runs/evidence
+    python benchmarks/evidence.py --report --out runs/evidence
 
-The realised gain of a fork is the held-out loss at the end of the episode with the seed culled
-minus the same with it kept. A kept seed becomes a fossil at once, or at the end of its ramp. Both
-branches see the same data in the same order at the same rates, and what the episode did to other
-seeds afterwards happens in both. Some forks are repeated with other orders of data: that is the
-noise. Each part of a task, a few hosts, is one JSON file under --out; a part that exists is
-skipped. --report writes benchmarks/results/evidence.json and docs/pictures/evidence.svg.
+The realised gain of a fork is the held-out loss at the end of the episode with the seed culled minus the same with it
+kept. A kept seed becomes a fossil at once, or at the end of its ramp. Both branches see the same data in the same order
+at the same rates, and what the episode did to other seeds afterwards happens in both. Some forks are repeated with
+other orders of data: that is the noise. Each part of a task, a few hosts, is one JSON file under --out; a part that
+exists is skipped. --report writes benchmarks/results/evidence.json and docs/pictures/evidence.svg.
 """
 
 import argparse
@@ -182,9 +180,7 @@ def run_part(options: argparse.Namespace, seeds: Sequence[int]) -> None:
 
 
 def choose_forks(forks: Sequence[Fork], most: int, epochs: int) -> list[Fork]:
-    """At most so many of a host and point, no seed twice, live seeds and fossils in turn, drawn by
-    lot.
-    """
+    """At most so many of a host and point, no seed twice, live seeds and fossils in turn, drawn by lot."""
     chosen = []
     able = [fork for fork in forks if fork.moment.epoch + fork.facts["wait"] <= epochs]
     for host, point in dict.fromkeys((fork.moment.host, fork.point) for fork in able):
@@ -249,9 +245,7 @@ def compare_replays(
 
 
 def describe(fork: Fork, recorder: Recorder) -> dict[str, Any]:
-    """One fork as plain data; gains are None where a branch was rolled back or the seed was never
-    kept.
-    """
+    """One fork as plain data; gains are None where a branch was rolled back or the seed was never kept."""
     gains: dict[str, list[float] | None] = {}
     kept, culled = fork.orders[0]
     is_sound = not any(branch.rolled_back for pair in fork.orders for branch in pair)

@@ -1,7 +1,4 @@
-"""Tables and figure of benchmarks/evidence.py:
-
-how well each predictor ranks and decides, beside the noise.
-"""
+"""Tables and figure of benchmarks/evidence.py: how well each predictor ranks and decides, beside the noise."""
 
 import json
 import math
@@ -19,10 +16,7 @@ DRAWS = 1000
 FEWEST = 8
 """Forks below which no table is made."""
 ZERO = {"gate": 1.0}
-"""Where a predictor says keep:
-
-above 0, and for today's gate above one standard error. The others learn where.
-"""
+"""Where a predictor says keep: above 0, and for today's gate above one standard error. The others learn where."""
 NO_ZERO = ("greedy", "gradient", "gradient_ratio", "gradient_reading", "params")
 SHOWN = ("moment", "later")
 """Predictors in the figure."""
@@ -213,9 +207,7 @@ def learn_threshold(values: Numbers, gains: Numbers, seeds: Any) -> NDArray[np.b
 
 
 def noise_of(gains: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What other orders of data do to a realised gain, and the rank correlation left for a perfect
-    predictor.
-    """
+    """What other orders of data do to a realised gain, and the rank correlation left for a perfect predictor."""
     repeated = [own for own in gains if len(own) > 1]
     if len(repeated) < 3:
         nothing = (
@@ -369,10 +361,7 @@ _STYLE = (
 
 
 def draw_figure(tasks: dict[str, Any], points: Sequence[str]) -> str:
-    """A panel for each task and point:
-
-    predicted gain to the right, realised gain upwards, both on a bent scale.
-    """
+    """A panel for each task and point: predicted gain to the right, realised gain upwards, both on a bent scale."""
     width = _LEFT + len(points) * (_PANEL + _GAP) + 10
     height = _TOP + len(tasks) * (_PANEL + _GAP) + 34
     parts = [

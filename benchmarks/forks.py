@@ -1,7 +1,4 @@
-"""Episodes that are forked:
-
-one branch keeps a seed for good, the other culls it, both finish with the same data.
-"""
+"""Episodes that are forked: one branch keeps a seed for good, the other culls it, both finish with the same data."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,10 +38,7 @@ from esper.telemetry.events import ActionTaken, Event, HostRolledBack, StageChan
 from esper.trials.arms import act_on_epoch, make_decider
 
 POINTS = {"early": (0.1, 0.2, 0.3), "middle": (0.42, 0.5, 0.6), "late": (0.8, 0.9)}
-"""Shares of the episode after which it may be forked.
-
-In its last fifth the rate is at most 0.35 of its peak.
-"""
+"""Shares of the episode after which it may be forked. In its last fifth the rate is at most 0.35 of its peak."""
 
 
 @dataclass
@@ -65,12 +59,10 @@ class Fork:
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """Plants large seeds and others drawn by lot, at most two at a time, and keeps each at the
-    first legal moment.
+    """Plants large seeds and others drawn by lot, at most two at a time, and keeps each at the first legal moment.
 
-    Large is the most FLOPs among blueprints with between 25 % of the host's parameters and 60 % of
-    the room left; ties go to more parameters. Every other planting, on average, is any place that
-    is legal.
+    Large is the most FLOPs among blueprints with between 25 % of the host's parameters and 60 % of the room left; ties
+    go to more parameters. Every other planting, on average, is any place that is legal.
     """
 
     facts: HostFacts
@@ -126,9 +118,7 @@ def point_of(task: Task) -> dict[int, str]:
 
 
 class Recorder:
-    """Plays one part's episodes and remembers what happened to which seed, and the moments at which
-    to fork.
-    """
+    """Plays one part's episodes and remembers what happened to which seed, and the moments at which to fork."""
 
     def __init__(self, task: Task, seeds: Sequence[int], device: str, splits: Splits):
         task = replace(task, prunes=False)  # branches have their own ends
@@ -147,9 +137,7 @@ class Recorder:
         self.policies = ["plan" if number % 2 else "heuristic" for number in range(len(seeds))]
         self.finals: list[dict[str, float]] = []
         self.measured_apart = 0.0
-        """largest difference between a contribution as measured here and as the episode measured it
-        on probation
-        """
+        """largest difference between a contribution as measured here and as the episode measured it on probation"""
 
     def play(self) -> list[Fork]:
         """Whole episodes; returns every fork that could be made."""
@@ -244,9 +232,7 @@ class Recorder:
         }
 
     def predict(self, forks: Sequence[Fork]) -> None:
-        """Let every predictor say of each fork what it would have said then; the hosts go back to
-        those moments.
-        """
+        """Let every predictor say of each fork what it would have said then; the hosts go back to those moments."""
         for moment in {id(fork.moment): fork.moment for fork in forks}.values():
             run = self.population.runs[moment.host]
             assert isinstance(run, AveragedRun)
@@ -279,9 +265,7 @@ class Recorder:
         *,
         is_fresh: bool,
     ) -> None:
-        """Contributions at the weights of now; fresh ones have batch-norm statistics of their own,
-        seed on and off.
-        """
+        """Contributions at the weights of now; fresh ones have batch-norm statistics of their own, seed on and off."""
 
         def losses() -> Tensor:
             with fresh_statistics(run) if is_fresh else nullcontext():

@@ -1,48 +1,54 @@
 """Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
 
-    nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well F="python
-    benchmarks/frontier.py --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for
-    seconds $F --stage tune --rates 0.125 0.25 0.5 1 2 $F --stage tune --depths 1 2 3 4 6 --rates 1
-    1.5 2 $F --stage tune --depths 4 5 --rates 0.7 --plans 2-4@30 $F --stage tune --depths 5 --rates
-    1 1.5 --plans "3-5@30 last" $F --stage tune --depths 4 5 --rates 1 --plans "3-5@30 last" --seeds
-    3 --warmup 4 $F --stage plans --seeds 1 $F --stage plans --seeds 2 --skip 1 --arms 2-4@15 2-4@30
-    2-4-6@20,50 "3-5@30 last" "3-5@50 last" 3-6@30 "4-5@50 end" $F --stage static --depths 2 3 8
-    --seeds 1 $F --stage static --depths 4 5 6 --seeds 5 $F --stage static --depths 3 --rates 1.5
-    --seeds 5 $F --stage static --depths 1 --rates 1.5 --seeds 1 $F --stage grown --seeds 1 --arms
-    2-4-8@30,70{," copy_zero"," random_block_zero"} 2-8@30 2-8@50 4-8@50 $F --stage grown --arms
-    heuristic --computes 0.6 --seeds 5 $F --stage grown --arms heuristic --computes 1 --seeds 3 $F
-    --stage grown --plans "3-5@30 last" --arms "3-5@30 last" --seeds 5 $F --stage grown --plans
-    "3-5@30 last" --arms "3-5@30 copy_zero last" "3-5@30 random_block_zero last" --seeds 2 $F
-    --stage why --plans "3-5@30 last" --arms "tiled 3-5 last" --seeds 4 $F --stage why --plans
-    "3-5@30 last" --arms "3-5@30 copy_elsewhere last" --seeds 3 $F --stage static --depths 4 5
-    --computes 0.6 1 --seeds 10 --skip 5 $F --stage static --depths 3 --rates 1.5 --computes 0.6 1
-    --seeds 10 --skip 5 $F --stage grown --plans "3-5@30 last" 2-4@15 --arms "3-5@30 last" 2-4@15
-    --computes 0.6 1 --seeds 10 --skip 5 $F --stage why --plans "3-5@30 last" --arms "3-5@30 last
-    decay=0.4" "3-5@30 last decay=0.1" --seeds 2 $F --stage why --depths 4 --arms "static 4
-    decay=0.4" "static 4 decay=0.1" --seeds 2 $F --stage why --depths 3 --rates 1.5 --arms "static 3
-    decay=0.4 rate=1.5" "static 3 decay=0.1 rate=1.5" --seeds 2 $F --stage grown --plans "3-5@30
-    last" --arms "3-5@30 last ramp=1" "3-5@30 last ramp=3" --seeds 2 $F --stage seconds --depths 2 3
-    4 5 6 8 --plans "3-5@30 last" 2-4@15 --computes 0.12 --seeds 1 $F --stage tune --task code_large
-    --depths 4 --plans "3-5@30 last" --rates 0.25 0.5 1 --computes 0.3 $F --stage large --depths 3 4
-    6 --plans "3-5@30 last" --rates 0.5 --computes 0.3 --seeds 2 $F --stage large --depths 8 12
-    --plans "4-6@30 last" --rates 0.5 --computes 0.3 --seeds 1 resnet="$F --task cifar10_resnet
-    --data-root DATA" $resnet --stage tune --depths 2 4 --plans 2-4@30 --rates 0.25 0.5 1 2
-    --computes 0.6 $resnet --stage static --depths 2 3 4 6 --computes 0.6 1 --seeds 2 $resnet
-    --stage grown --plans 2-6@30 2-4@30 --arms 2-6@30 2-4@30 --seeds 2 $resnet --stage static
-    --depths 3 4 --computes 0.6 --seeds 2 --rates 0.5 $resnet --stage grown --plans 2-4@30 --arms
-    "2-4@30 rate=0.5" --computes 0.6 1 --seeds 2 --rates 0.5 $resnet --stage static --depths 3 4
-    --computes 1 --seeds 2 --rates 0.5 $resnet --stage grown --arms "heuristic rate=0.5" --computes
-    0.6 1 --seeds 1 --rates 0.5 $resnet --stage seconds --depths 2 3 4 6 --plans 2-4@30 --computes
-    0.12 --seeds 1 $F --report
+    nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
+    F="python benchmarks/frontier.py --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for seconds
+    $F --stage tune --rates 0.125 0.25 0.5 1 2
+    $F --stage tune --depths 1 2 3 4 6 --rates 1 1.5 2
+    $F --stage tune --depths 4 5 --rates 0.7 --plans 2-4@30
+    $F --stage tune --depths 5 --rates 1 1.5 --plans "3-5@30 last"
+    $F --stage tune --depths 4 5 --rates 1 --plans "3-5@30 last" --seeds 3 --warmup 4
+    $F --stage plans --seeds 1
+    $F --stage plans --seeds 2 --skip 1 --arms 2-4@15 2-4@30 2-4-6@20,50 "3-5@30 last" "3-5@50 last" 3-6@30 "4-5@50 end"
+    $F --stage static --depths 2 3 8 --seeds 1
+    $F --stage static --depths 4 5 6 --seeds 5
+    $F --stage static --depths 3 --rates 1.5 --seeds 5
+    $F --stage static --depths 1 --rates 1.5 --seeds 1
+    $F --stage grown --seeds 1 --arms 2-4-8@30,70{," copy_zero"," random_block_zero"} 2-8@30 2-8@50 4-8@50
+    $F --stage grown --arms heuristic --computes 0.6 --seeds 5
+    $F --stage grown --arms heuristic --computes 1 --seeds 3
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last" --seeds 5
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 copy_zero last" "3-5@30 random_block_zero last" --seeds 2
+    $F --stage why --plans "3-5@30 last" --arms "tiled 3-5 last" --seeds 4
+    $F --stage why --plans "3-5@30 last" --arms "3-5@30 copy_elsewhere last" --seeds 3
+    $F --stage static --depths 4 5 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage static --depths 3 --rates 1.5 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage grown --plans "3-5@30 last" 2-4@15 --arms "3-5@30 last" 2-4@15 --computes 0.6 1 --seeds 10 --skip 5
+    $F --stage why --plans "3-5@30 last" --arms "3-5@30 last decay=0.4" "3-5@30 last decay=0.1" --seeds 2
+    $F --stage why --depths 4 --arms "static 4 decay=0.4" "static 4 decay=0.1" --seeds 2
+    $F --stage why --depths 3 --rates 1.5 --arms "static 3 decay=0.4 rate=1.5" "static 3 decay=0.1 rate=1.5" --seeds 2
+    $F --stage grown --plans "3-5@30 last" --arms "3-5@30 last ramp=1" "3-5@30 last ramp=3" --seeds 2
+    $F --stage seconds --depths 2 3 4 5 6 8 --plans "3-5@30 last" 2-4@15 --computes 0.12 --seeds 1
+    $F --stage tune --task code_large --depths 4 --plans "3-5@30 last" --rates 0.25 0.5 1 --computes 0.3
+    $F --stage large --depths 3 4 6 --plans "3-5@30 last" --rates 0.5 --computes 0.3 --seeds 2
+    $F --stage large --depths 8 12 --plans "4-6@30 last" --rates 0.5 --computes 0.3 --seeds 1
+    resnet="$F --task cifar10_resnet --data-root DATA"
+    $resnet --stage tune --depths 2 4 --plans 2-4@30 --rates 0.25 0.5 1 2 --computes 0.6
+    $resnet --stage static --depths 2 3 4 6 --computes 0.6 1 --seeds 2
+    $resnet --stage grown --plans 2-6@30 2-4@30 --arms 2-6@30 2-4@30 --seeds 2
+    $resnet --stage static --depths 3 4 --computes 0.6 --seeds 2 --rates 0.5
+    $resnet --stage grown --plans 2-4@30 --arms "2-4@30 rate=0.5" --computes 0.6 1 --seeds 2 --rates 0.5
+    $resnet --stage static --depths 3 4 --computes 1 --seeds 2 --rates 0.5
+    $resnet --stage grown --arms "heuristic rate=0.5" --computes 0.6 1 --seeds 1 --rates 0.5
+    $resnet --stage seconds --depths 2 3 4 6 --plans 2-4@30 --computes 0.12 --seeds 1
+    $F --report
 
-1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes
-over the images (`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its
-learning-rate plan: constant, with the last fifth of the budget falling to zero. A static depth is
-one trunk with a decay forked off for each compute; grown arms are schedules that `esper run` takes
-too. `--stage tune` has seeds of its own, and so has `--stage plans`, which chooses a plan; the
-others are for what is claimed. Seconds are honest where one job has the machine to itself: that is
-`--stage seconds`. Each job leaves one file in --out, and is not run again. `--list` says what would
-run and how long it may take; with `--minutes` no job is begun that would not end in time.
+1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
+(`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
+last fifth of the budget falling to zero. A static depth is one trunk with a decay forked off for each compute; grown
+arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--stage plans`, which
+chooses a plan; the others are for what is claimed. Seconds are honest where one job has the machine to itself:
+that is `--stage seconds`. Each job leaves one file in --out, and is not run again. `--list` says what would run and how
+long it may take; with `--minutes` no job is begun that would not end in time.
 """
 
 import argparse
@@ -178,10 +184,7 @@ def is_done(out: Path, job: Job) -> bool:
 
 
 def paces_of(options: argparse.Namespace) -> dict[str, float]:
-    """Seconds for 1.0 of compute by setup:
-
-    as long as finished jobs took, else a guess for one H200.
-    """
+    """Seconds for 1.0 of compute by setup: as long as finished jobs took, else a guess for one H200."""
     found = {}
     for name, setup in setups(options.smoke).items():
         done = [json.loads(path.read_text()) for path in options.out.glob(f"{name}-*.json")]

@@ -1,7 +1,4 @@
-"""What `frontier.py` compares:
-
-tasks at its sizes, ways to spend their compute, and the jobs of each stage.
-"""
+"""What `frontier.py` compares: tasks at its sizes, ways to spend their compute, and the jobs of each stage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +17,11 @@ from esper.kasmina.slot import count_parameters
 from esper.runtime.tasks.task import Task, get_task
 
 WARMUP = 0.018
-"""Compute in which the rate rises, the same in every run: forks of one trunk cannot have a share of
-their own each. It is the tasks' 3 % at compute 0.6."""
+"""Compute in which the rate rises, the same in every run: forks of one trunk cannot have a share of their own each. It
+is the tasks' 3 % at compute 0.6."""
 ELSEWHERE = "copy_elsewhere"
 FIRST_SEED = {"tune": 50_000, "choose": 51_000, "judge": 60_000}
-"""Seeds that choose a rate, seeds that choose a plan, and seeds for what is claimed:
-
-no host is in two of them.
-"""
+"""Seeds that choose a rate, seeds that choose a plan, and seeds for what is claimed: no host is in two of them."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +51,7 @@ class Setup:
         return max(self.depths)
 
     def slots(self, blocks: int) -> tuple[str, ...]:
-        """Where a network grows:
-
-        behind every block of a GPT, at the end of each stage of a ResNet.
-        """
+        """Where a network grows: behind every block of a GPT, at the end of each stage of a ResNet."""
         places = range(blocks) if self.is_text else range(blocks - 1, 3 * blocks, blocks)
         return tuple(f"r0c{place}" for place in places)
 
@@ -70,17 +61,12 @@ class Arm:
     """One way to spend the compute. Only what differs from the default is part of its name."""
 
     shape: str
-    """static 4; direct 4 (the same without a fork); tiled 2-8 (copies of an untrained network);
-    2-8@30; heuristic
-    """
+    """static 4; direct 4 (the same without a fork); tiled 2-8 (copies of an untrained network); 2-8@30; heuristic"""
     kind: str | None = None
     ramp: int = 0
     decay: float = 0.2
     where: str | None = None
-    """which of the blocks are copied, if not all:
-
-    the first half, the last half, or the one at the end
-    """
+    """which of the blocks are copied, if not all: the first half, the last half, or the one at the end"""
     factor: float = 1.0
     """of the task's learning rate"""
     warmup: float = 1.0
@@ -151,10 +137,7 @@ def read_arm(text: str) -> Arm:
 
 
 def copy_elsewhere(channels: int, site: Site) -> Copy:
-    """A copy of a block that stands somewhere else, drawn anew for each seed:
-
-    as trained, at the wrong place.
-    """
+    """A copy of a block that stands somewhere else, drawn anew for each seed: as trained, at the wrong place."""
     shapes = [(name, value.shape) for name, value in site.module.state_dict().items()]
     alike = [module for module in site.network.modules() if type(module) is type(site.module)]
     alike = [
@@ -267,10 +250,7 @@ def _smoke_resnet() -> Setup:
 
 
 def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
-    """The setup's task as this arm plays it.
-
-    Every arm may grow to the deepest network, and no further.
-    """
+    """The setup's task as this arm plays it. Every arm may grow to the deepest network, and no further."""
     task, start = setup.task, partial(setup.build, blocks=arm.start)
     with torch.device("meta"):
         largest, least = (
@@ -431,10 +411,7 @@ def _plans(setup: Setup) -> Iterator[Arm]:
 
 
 def _variants(setup: Setup) -> Iterator[Arm]:
-    """Other seeds in place of copies, and copies along a ramp:
-
-    a slot with one copy to take has time for it.
-    """
+    """Other seeds in place of copies, and copies along a ramp: a slot with one copy to take has time for it."""
     other = COPY_ZERO if setup.kind == COPY else COPY
     for plan in map(read_arm, setup.plans[:2]):
         yield from (replace(plan, kind=kind) for kind in (BLOCK_ZERO, other))

@@ -1,7 +1,4 @@
-"""Loss against compute and against seconds as one SVG picture, readable in light and dark.
-
-Numbers in, text out.
-"""
+"""Loss against compute and against seconds as one SVG picture, readable in light and dark. Numbers in, text out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +9,7 @@ Point = tuple[float, float, float]
 """compute or seconds, mean, standard error"""
 _PANEL, _HIGH, _LEFT, _TOP, _GAP = 380, 400, 62, 64, 62
 _ABOVE, _APART = 0.25, 30
-"""How far a panel reaches above the best depth, in its own range, and pixels between two marks
-below it.
-"""
+"""How far a panel reaches above the best depth, in its own range, and pixels between two marks below it."""
 _COLOURS = ("#cc6677", "#117733", "#aa4499", "#999933", "#33bbee", "#882255", "#ee7733", "#332288")
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#222}.title{font-weight:600;font-size:15px}"
@@ -29,10 +24,7 @@ _STYLE = (
 def draw_figure(
     name: str, metric: str, judged: Mapping[str, Any], alone: Mapping[str, float]
 ) -> str:
-    """Two panels:
-
-    static depths and the best of them, and grown plans with their standard errors.
-    """
+    """Two panels: static depths and the best of them, and grown plans with their standard errors."""
     times = 100 if metric == "error" else 1
     curves = {
         arm: _points(each, times)
@@ -83,9 +75,7 @@ def draw_figure(
 
 
 def _of_best_rate(judged: Mapping[str, Any]) -> set[str]:
-    """Of each static depth the arm with the most seeds, and of these the one with the lowest
-    loss.
-    """
+    """Of each static depth the arm with the most seeds, and of these the one with the lowest loss."""
     found: dict[str, list[tuple[int, float, str]]] = {}
     for arm, each in judged["arms"].items():
         if each["settings"]["is_static"] and is_plain(each["settings"]):
@@ -96,10 +86,7 @@ def _of_best_rate(judged: Mapping[str, Any]) -> set[str]:
 
 
 def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Depths, plans by the setup's own copies at once, and the default rule:
-
-    neither a variant nor a doubt.
-    """
+    """Depths, plans by the setup's own copies at once, and the default rule: neither a variant nor a doubt."""
     is_plan = "@" in settings["shape"] and settings["ramp"] == 0
     is_known = settings["is_static"] or is_plan or settings["shape"] == "heuristic"
     is_usual = settings["decay"] == 0.2 and settings.get("warmup", 1.0) == 1.0

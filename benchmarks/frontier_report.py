@@ -1,7 +1,4 @@
-"""What `frontier.py` found:
-
-the frontier of static depths in hindsight, and how far grown networks lie below it.
-"""
+"""What `frontier.py` found: the frontier of static depths in hindsight, and how far grown networks lie below it."""
 
 import json
 import math
@@ -22,13 +19,9 @@ METRICS = {"code": ("loss",), "code_large": ("loss",), "cifar10_resnet": ("error
 """What a setup is judged by, the first above all: nats, or the share of wrong answers."""
 SIGMAS, LEAST_SAVING, FEWEST = 2.0, 0.15, 5
 COLD = 5.0
-"""A timed job that spends so many times the median on anything but training is the first of its
-process.
-"""
+"""A timed job that spends so many times the median on anything but training is the first of its process."""
 BAD_START = 0.01
-"""Nats above its depth's median at which a start is said to have gone wrong; set after the losses
-had been seen.
-"""
+"""Nats above its depth's median at which a start is said to have gone wrong; set after the losses had been seen."""
 GOAL = (0.6, 0.8, 1.0)
 """Computes at two of which the goal asks for a lead."""
 NO_CHOICE = "no plan was chosen on seeds of their own: the best in hindsight flatters growing"
@@ -73,9 +66,8 @@ def collect(
 
 
 def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best]:
-    """At each compute the static arm with the lowest mean, of those with the most seeds. An arm
-    with fewer that lies lower on the seeds it has is a rival: it must be run on the others before
-    anything is claimed."""
+    """At each compute the static arm with the lowest mean, of those with the most seeds. An arm with fewer that lies
+    lower on the seeds it has is a rival: it must be run on the others before anything is claimed."""
     found = []
     for compute in sorted({compute for _, compute in cells}):
         arms = {
@@ -102,10 +94,7 @@ def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best
 def best_by_seed(
     cells: Cells, static: Sequence[str], compute: float, metric: str
 ) -> dict[int, float]:
-    """On each seed what its own best static arm had, of all that were run on it:
-
-    a choice that nobody could make.
-    """
+    """On each seed what its own best static arm had, of all that were run on it: a choice that nobody could make."""
     found: dict[int, float] = {}
     for arm in static:
         for seed, value in values_of(cells.get((arm, compute), {}), metric).items():
@@ -128,11 +117,9 @@ def pair(own: Mapping[int, float], other: Mapping[int, float]) -> dict[str, Any]
 
 
 def equal_compute(points: Sequence[tuple[float, float]], value: float) -> float | None:
-    """The compute at which a curve of (compute, value) comes down to `value`, straight in log
-    compute.
+    """The compute at which a curve of (compute, value) comes down to `value`, straight in log compute.
 
-    Infinite if it never does; None if it is there from the first point on, so that the answer lies
-    before it.
+    Infinite if it never does; None if it is there from the first point on, so that the answer lies before it.
     """
     points = sorted(points)
     if not points or points[0][1] <= value:
@@ -145,8 +132,8 @@ def equal_compute(points: Sequence[tuple[float, float]], value: float) -> float 
 
 
 def savings(rows: Rows, frontier: Sequence[Best], metric: str) -> dict[str, Any]:
-    """Compute that an arm saves over the frontier at its own loss, seed by seed; where the frontier
-    never gets there, what it saves at least."""
+    """Compute that an arm saves over the frontier at its own loss, seed by seed; where the frontier never gets there,
+    what it saves at least."""
     most = max(best.used for best in frontier)
     found, beyond, before = [], 0, 0
     for seed, row in rows.items():
@@ -165,10 +152,7 @@ def values_of(rows: Rows, metric: str) -> dict[int, float]:
 
 
 def judge(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """The frontier of each decay, and every arm against that of its own:
-
-    two plans of the rate are not compared.
-    """
+    """The frontier of each decay, and every arm against that of its own: two plans of the rate are not compared."""
     found: dict[str, Any] = {"frontier": {}, "arms": {}}
     for decay in dict.fromkeys(each["decay"] for each in settings.values()):
         own = [arm for arm, each in settings.items() if each["decay"] == decay]
@@ -224,10 +208,7 @@ def costs_of(rows: Rows) -> dict[str, Any]:
 
 
 def base_of(own: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The arm that this one varies:
-
-    its plan with plain copies at once, or the static network of its size.
-    """
+    """The arm that this one varies: its plan with plain copies at once, or the static network of its size."""
     word, _, sizes = own["shape"].partition(" ")
     is_doubt = word in ("tiled", "direct")
     shape = f"static {sizes.split('-')[-1]}" if is_doubt else own["shape"]
@@ -247,10 +228,7 @@ def base_of(own: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -
 
 
 def regrets(judged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What it costs not to know the right size:
-
-    how far each arm lies above the frontier, at worst and in the mean.
-    """
+    """What it costs not to know the right size: how far each arm lies above the frontier, at worst and in the mean."""
     found = {}
     for arm, each in judged["arms"].items():
         if not is_plain(each["settings"]):
@@ -267,9 +245,7 @@ def regrets(judged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def choose_plan(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric: str) -> str | None:
-    """The plan with the lowest mean over all these computes and seeds; those that were dropped on
-    the way lack some.
-    """
+    """The plan with the lowest mean over all these computes and seeds; those that were dropped on the way lack some."""
     found = {}
     for arm, each in settings.items():
         rows = {
@@ -288,10 +264,7 @@ def choose_plan(cells: Cells, settings: Mapping[str, Mapping[str, Any]], metric:
 
 
 def verdict(judged: Mapping[str, Any], chosen: str | None, best: str | None) -> dict[str, Any]:
-    """Whether the goal is reached:
-
-    below the frontier at two computes, or as much less compute at equal loss.
-    """
+    """Whether the goal is reached: below the frontier at two computes, or as much less compute at equal loss."""
     plan = chosen or best
     if plan is None or plan not in judged["arms"]:
         return {"plan": None, "remark": "no grown plan was run"}
@@ -320,9 +293,7 @@ def verdict(judged: Mapping[str, Any], chosen: str | None, best: str | None) -> 
 
 
 def challenge(cells: Cells, static: Sequence[str], plan: str, metric: str) -> dict[str, Any]:
-    """A sceptic's readings of the plan's lead over the best depth by its mean, at each compute with
-    enough seeds.
-    """
+    """A sceptic's readings of the plan's lead over the best depth by its mean, at each compute with enough seeds."""
     found: dict[str, Any] = {}
     for compute in sorted(compute for arm, compute in cells if arm == plan):
         own = values_of(cells[plan, compute], metric)
@@ -377,8 +348,7 @@ def lead_over(
 def paces(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds for 1.0 of compute, by arm, of jobs that had the machine to themselves.
 
-    The first job of a process also compiles and wakes the device, which shows in its seconds too:
-    it is left out.
+    The first job of a process also compiles and wakes the device, which shows in its seconds too: it is left out.
     """
     timed = [r for r in records if r["settings"]["stage"] == "seconds" and r["workers"] == 1]
     extra = [record["wall"] - sum(row["seconds"] for row in record["rows"]) for record in timed]
@@ -391,10 +361,7 @@ def paces(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_any_rate(alone: Mapping[str, float], arms: Sequence[str]) -> dict[str, float]:
-    """The same with arms of another learning rate, which changes no kernel:
-
-    they have the pace of their shape.
-    """
+    """The same with arms of another learning rate, which changes no kernel: they have the pace of their shape."""
     shapes = {arm: re.sub(r" rate=\S+", "", arm) for arm in arms}
     return {arm: alone[shape] for arm, shape in shapes.items() if shape in alone}
 
@@ -513,9 +480,7 @@ def gather(asks: str, out: Path, seeds: Mapping[str, int]) -> dict[str, Any]:
 
 
 def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int]) -> None:
-    """Tables on the screen; JSON and one figure per setup into the project's folders, or into
-    `results`.
-    """
+    """Tables on the screen; JSON and one figure per setup into the project's folders, or into `results`."""
     found = gather(asks, out, seeds)
     where, pictures = (
         (results, results)

@@ -1,25 +1,21 @@
-"""Which seed deepens a network best: a random one or a copy, at once or along a ramp, at which
-scale at birth?
+"""Which seed deepens a network best: a random one or a copy, at once or along a ramp, at which scale at birth?
 
-    python benchmarks/inheriting.py --task python_text --device cuda:0 --out WORK python
-    benchmarks/inheriting.py --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK
-    --part 2/3 python benchmarks/inheriting.py --question rules --task python_text --device cuda:0
-    --out WORK python benchmarks/inheriting.py --report --out WORK python benchmarks/inheriting.py
-    --smoke --out WORK
+    python benchmarks/inheriting.py --task python_text --device cuda:0 --out WORK
+    python benchmarks/inheriting.py --task cifar10_resnet --data-root DATA --device cuda:0 --out WORK --part 2/3
+    python benchmarks/inheriting.py --question rules --task python_text --device cuda:0 --out WORK
+    python benchmarks/inheriting.py --report --out WORK
+    python benchmarks/inheriting.py --smoke --out WORK
 
-`--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps
-all of them. Beside the copies stand a random block of the same shape (`random_block` behind a
-scale, `random_block_zero` with its last layers zeroed) and ordinary random seeds. `never` is the
-host alone, `static` the deep network from its first step. Validation chooses; the test split is not
-written down. Where the governor rolled a host back or a plan was not carried out to the letter, the
-table says so: what was kept since the last good epoch is gone, and is not planted again.
-`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds
-of their own. Both rules prefer size, and conv_heavy is a copy's size plus a scale: a list with
-copies goes without it, or none is planted.
+`--question seeds`: every arm plants as many seeds in the same slots at the same epochs and keeps all of them. Beside
+the copies stand a random block of the same shape (`random_block` behind a scale, `random_block_zero` with its last
+layers zeroed) and ordinary random seeds. `never` is the host alone, `static` the deep network from its first step.
+Validation chooses; the test split is not written down. Where the governor rolled a host back or a plan was not carried
+out to the letter, the table says so: what was kept since the last good epoch is gone, and is not planted again.
+`--question rules`: does `copy` belong into a rule's list? Rules with and without it, on host seeds of their own. Both
+rules prefer size, and conv_heavy is a copy's size plus a scale: a list with copies goes without it, or none is planted.
 
-Each arm's rows go to a file of their own in --out; arms that are there are not run again. `--part
-2/3` is the second third of the populations, for processes side by side. `--list` says what would
-run.
+Each arm's rows go to a file of their own in --out; arms that are there are not run again. `--part 2/3` is the second
+third of the populations, for processes side by side. `--list` says what would run.
 """
 
 import argparse
@@ -54,10 +50,7 @@ BLOCK, BLOCK_ZERO, NEVER, STATIC = "random_block", "random_block_zero", "never",
 SCALELESS = (BLOCK_ZERO, COPY, COPY_ZERO)
 """Kinds of seeds that no scale at birth changes."""
 SPACING = 8
-"""Epochs between two plantings in a slot:
-
-what a seed with the longest ramp takes until its slot is open again.
-"""
+"""Epochs between two plantings in a slot: what a seed with the longest ramp takes until its slot is open again."""
 LONGEST_RAMP = 3
 VALIDATED = 8192
 """Most validation examples that a finished network is scored on."""
@@ -97,9 +90,7 @@ class Group:
 
 
 class RandomBlock(nn.Module):
-    """What a block of random weights adds to its input; the seed around it adds it to the features,
-    scaled.
-    """
+    """What a block of random weights adds to its input; the seed around it adds it to the features, scaled."""
 
     def __init__(self, block: nn.Module):
         super().__init__()
@@ -243,9 +234,7 @@ def _growth(setup: Setup) -> float:
 
 
 def rule_groups(setup: Setup, options: argparse.Namespace) -> Iterator[Group]:
-    """Rules with and without copies at the front of their list; the task's own budget, ramp and
-    scale.
-    """
+    """Rules with and without copies at the front of their list; the task's own budget, ramp and scale."""
     first = options.first_seed + 1000
     for front in ((), (COPY,), (COPY_ZERO,)):
         rest = [name for name in setup.ordinary if not front or name not in setup.rivals]

@@ -28,10 +28,7 @@ def values(record: dict, key: str) -> list[float]:
 
 
 def gain_over(own: dict, other: dict, key: str) -> dict[str, object]:
-    """How much better an arm is than another, host by host:
-
-    lower loss, or more accuracy in points.
-    """
+    """How much better an arm is than another, host by host: lower loss, or more accuracy in points."""
     if own["settings"]["seeds"] != other["settings"]["seeds"]:
         raise SystemExit(
             f"{own['settings']['arm']} and {other['settings']['arm']} ran on other host seeds."
@@ -46,9 +43,7 @@ def gain_over(own: dict, other: dict, key: str) -> dict[str, object]:
 def summarise(
     arms: dict[str, dict], against: Callable[[str], Sequence[str]], keys: Sequence[str]
 ) -> dict[str, dict]:
-    """Means with intervals, and gains over the arms that `against` names, as far as they were
-    run.
-    """
+    """Means with intervals, and gains over the arms that `against` names, as far as they were run."""
     table: dict[str, dict] = {}
     for name, record in arms.items():
         row = {

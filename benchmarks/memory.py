@@ -2,10 +2,9 @@
 
     python benchmarks/memory.py --device cuda --out benchmarks/results/memory_h200.json
 
-`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the
-random policy. `plans`: random plans in populations of 20 hosts, one after the other; memory after
-each, until 1,000 plans or `--seconds` are over. Images are generated. `reserved` is what torch's
-allocator holds, `used` what the whole device does.
+`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the random policy. `plans`:
+random plans in populations of 20 hosts, one after the other; memory after each, until 1,000 plans or `--seconds` are
+over. Images are generated. `reserved` is what torch's allocator holds, `used` what the whole device does.
 """
 
 import argparse
@@ -41,9 +40,7 @@ def memory(device: torch.device) -> dict[str, float]:
 def grow(
     task: Task, splits: Any, seeds: list[int], epochs: int, device: torch.device, **options: Any
 ) -> dict[str, Any]:
-    """Hosts that grow at random, side by side; returns memory and what the executor holds at the
-    end.
-    """
+    """Hosts that grow at random, side by side; returns memory and what the executor holds at the end."""
     started, peak, actions = time.perf_counter(), 0.0, 0
     population = Population(task, seeds, [str(device)], splits=splits, **options)
     episodes = Episodes(population)

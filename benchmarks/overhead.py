@@ -1,10 +1,8 @@
-"""What wrapping costs while nothing is planted: training steps of a 1 M-parameter CNN, bare and
-wrapped in turn.
+"""What wrapping costs while nothing is planted: training steps of a 1 M-parameter CNN, bare and wrapped in turn.
 
     python benchmarks/overhead.py --out benchmarks/results/overhead.json
 
-Each pair times one step of both, in alternating order, on the same batch; the result is the median
-of paired ratios.
+Each pair times one step of both, in alternating order, on the same batch; the result is the median of paired ratios.
 """
 
 import argparse

@@ -1,14 +1,11 @@
-"""Our learner beside stable-baselines3 and sb3-contrib, on their environments: what is learned, and
-how fast.
+"""Our learner beside stable-baselines3 and sb3-contrib, on their environments: what is learned, and how fast.
 
-    python benchmarks/peers_rl.py --out benchmarks/results/peers_rl.json                    #
-    learning, 5 seeds each python benchmarks/peers_rl.py --recurrent-peer --out
-    benchmarks/results/peers_rl.json   # the recurrent peer python benchmarks/peers_rl.py --speed
-    --out benchmarks/results/peers_rl.json            # steps per second
+    python benchmarks/peers_rl.py --out benchmarks/results/peers_rl.json                    # learning, 5 seeds each
+    python benchmarks/peers_rl.py --recurrent-peer --out benchmarks/results/peers_rl.json   # the recurrent peer
+    python benchmarks/peers_rl.py --speed --out benchmarks/results/peers_rl.json            # steps per second
 
-Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row
-names what differs. A run replaces its own parts of the JSON file and leaves the others. One torch
-thread.
+Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row names what differs.
+A run replaces its own parts of the JSON file and leaves the others. One torch thread.
 """
 
 import argparse
@@ -67,9 +64,7 @@ TEST_SETTINGS: dict[str, Any] = {
         "enable_critic_lstm": True,
     },
 }
-"""What sb3-contrib's own test (tests/test_lstm.py) uses for CartPole without velocity, with 8
-environments.
-"""
+"""What sb3-contrib's own test (tests/test_lstm.py) uses for CartPole without velocity, with 8 environments."""
 
 
 class Keep(gym.ObservationWrapper):
@@ -151,10 +146,7 @@ ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO, toleran
 
 
 def make_envs(problem: Problem, count: int, seed: int) -> gym.vector.SyncVectorEnv:
-    """`count` copies.
-
-    The peers' environments draw from numpy and from their action space, so both are seeded.
-    """
+    """`count` copies. The peers' environments draw from numpy and from their action space, so both are seeded."""
     np.random.seed(seed)
     envs = gym.vector.SyncVectorEnv([problem.make] * count)
     for place, env in enumerate(envs.envs):
@@ -424,10 +416,7 @@ def build_peer(sizes: Sizes, more: dict[str, Any]) -> RecurrentPPO:
 
 
 def time_sizes(name: str, sizes: Sizes, repeats: int) -> list[dict]:
-    """Rollout and update of ours, then of each peer, and again; the first round warms up.
-
-    No update stops early.
-    """
+    """Rollout and update of ours, then of each peer, and again; the first round warms up. No update stops early."""
     config = PPOConfig(
         horizon=sizes.horizon,
         epochs=sizes.epochs,

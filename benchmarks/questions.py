@@ -1,12 +1,10 @@
-"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command,
-hardware and date.
+"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command, hardware and date.
 
     python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
     python benchmarks/questions.py --list
 
-Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into
-docs/results.md. `--work DIR` keeps finished arms, so that an interrupted question goes on;
-`--remark TEXT` stands beside the table.
+Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into docs/results.md. `--work DIR`
+keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
 """
 
 import argparse

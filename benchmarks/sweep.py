@@ -1,13 +1,11 @@
-"""One grown run against a sweep of static sizes: what it costs to reach a target accuracy within a
-budget.
+"""One grown run against a sweep of static sizes: what it costs to reach a target accuracy within a budget.
 
     python benchmarks/sweep.py --data-root DATA --device cuda:0
 
-The grown runs and the host's own size are those of question_q1-cifar10.json (heuristic and never,
-learning rate x 1); the wider hosts are trained here, from scratch, with the same seeds, orders of
-data and plan. A sweep trains one size after the other, the smallest first, until one reaches the
-target on validation data; sizes beyond the budget are not tried. Results go to
-benchmarks/results/sweep_cifar10.json.
+The grown runs and the host's own size are those of question_q1-cifar10.json (heuristic and never, learning rate x 1);
+the wider hosts are trained here, from scratch, with the same seeds, orders of data and plan. A sweep trains one size
+after the other, the smallest first, until one reaches the target on validation data; sizes beyond the budget are not
+tried. Results go to benchmarks/results/sweep_cifar10.json.
 """
 
 import argparse
@@ -27,9 +25,7 @@ from esper.trials.arms import Entry, run_entries
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (10, 12, 14)
-"""channels of the first block; the host has 8, and 14 is the widest within three times its
-parameters
-"""
+"""channels of the first block; the host has 8, and 14 is the widest within three times its parameters"""
 TARGETS = (0.66, 0.68, 0.70)
 
 
@@ -44,9 +40,7 @@ def cost_of_sweep(sizes: list[dict], target: float) -> tuple[float, dict | None]
 
 
 def judge(grown: list[dict], sweeps: list[list[dict]], target: float) -> dict:
-    """Both ways to one target, seed by seed; FLOPs are compared whether the target was reached or
-    not.
-    """
+    """Both ways to one target, seed by seed; FLOPs are compared whether the target was reached or not."""
     tried = [cost_of_sweep(sizes, target) for sizes in sweeps]
     found = [row for _, row in tried if row is not None]
     ratios = [spent / row["flops"] for (spent, _), row in zip(tried, grown, strict=True)]

@@ -1,14 +1,12 @@
-"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and
-whole decisions.
+"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and whole decisions.
 
-    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json
-    # the grid python benchmarks/throughput.py --device cuda --decisions --out
-    benchmarks/results/decisions.json python benchmarks/throughput.py --device cpu --against-plain
-    --out benchmarks/results/cpu.json python benchmarks/throughput.py --device cuda --ceiling
-    --steps 150 --out benchmarks/results/ceiling_h200.json
+    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
+    python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
+    python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
+    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out benchmarks/results/ceiling_h200.json
 
-The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are
-printed as a table and written as JSON.
+The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
+written as JSON.
 """
 
 import argparse
@@ -144,10 +142,7 @@ def time_training(
 
 @dataclass(frozen=True)
 class Watchful:
-    """The heuristic without its hands:
-
-    it reads all reports and masks, does nothing, and every epoch costs the same.
-    """
+    """The heuristic without its hands: it reads all reports and masks, does nothing, and every epoch costs the same."""
 
     heuristic: Heuristic
 
@@ -162,10 +157,7 @@ def watchful(facts: HostFacts) -> RulePolicy:
 def time_decisions(
     options: argparse.Namespace, executor: str, hosts: int, batch: int, seeds: int
 ) -> dict:
-    """The whole loop:
-
-    train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick.
-    """
+    """The whole loop: train 3,125 examples, validate on 625, counterfactuals, readings, masks, heuristic, tick."""
     task = task_for(batch, 3125)
     population = Population(
         task, list(range(hosts)), [options.device], executor=executor, splits=options.splits
@@ -205,9 +197,7 @@ def time_decisions(
 
 
 def time_scores(population: Population, device: str) -> float:
-    """Seconds that the greedy scores of all hosts take, on the executor's own graphs where it has
-    them.
-    """
+    """Seconds that the greedy scores of all hosts take, on the executor's own graphs where it has them."""
     executor = population.executor
     synchronize(device)
     started = time.perf_counter()
@@ -221,10 +211,7 @@ def time_scores(population: Population, device: str) -> float:
 
 
 class PlainLoop:
-    """A hand-written loop over the same models:
-
-    gather, crop, mirror, forward, backward, clip, SGD.
-    """
+    """A hand-written loop over the same models: gather, crop, mirror, forward, backward, clip, SGD."""
 
     def __init__(self, options: argparse.Namespace, hosts: int, batch: int):
         self.split = options.splits.train.with_border().to(options.device)
@@ -256,10 +243,7 @@ class PlainLoop:
 
 
 def against_plain(options: argparse.Namespace, hosts: int = 4, batch: int = 128) -> list[dict]:
-    """An epoch of ours with a step of the hand-written loop between any two of its steps:
-
-    both see the same machine.
-    """
+    """An epoch of ours with a step of the hand-written loop between any two of its steps: both see the same machine."""
     plain = PlainLoop(options, hosts, batch)
 
     class TakingTurns(shared_batches):

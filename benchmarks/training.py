@@ -1,17 +1,14 @@
-"""How fast a growth policy trains, everything included: hosts, twins apart, policy, update,
-telemetry, checkpoints.
+"""How fast a growth policy trains, everything included: hosts, twins apart, policy, update, telemetry, checkpoints.
 
-    python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out
-    benchmarks/results/ppo.json python benchmarks/training.py --findings --hosts 16 --rounds 8 --out
-    benchmarks/results/ppo_findings.json ... --amp bf16 ... --amp bf16 --set compile=on --rounds 80
-    --left-out 30 torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20
-    --keep RUN ...
+    python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo.json
+    python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json
+    ... --amp bf16
+    ... --amp bf16 --set compile=on --rounds 80 --left-out 30
+    torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
---findings is the workload that the public system was measured on: generated images, 3,125 to train
-and 625 to measure per host and decision, batch 512. The first round (capture, allocation) is left
-out of the speed, or the first
---left-out of them (compiled blocks); seconds_per_round has them all. A run that is gone on with is
-told from where.
+--findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
+per host and decision, batch 512. The first round (capture, allocation) is left out of the speed, or the first
+--left-out of them (compiled blocks); seconds_per_round has them all. A run that is gone on with is told from where.
 """
 
 import argparse
@@ -44,9 +41,7 @@ READINGS = ("mean_return", "accuracy", "twin_accuracy", "params_share")
 
 
 class BusyWatch:
-    """Samples how busy the first GPU is, twice a second where there is one, in one process beside
-    this one.
-    """
+    """Samples how busy the first GPU is, twice a second where there is one, in one process beside this one."""
 
     def __init__(self) -> None:
         self.samples: list[float] = []
@@ -104,9 +99,7 @@ def config_of(options: argparse.Namespace, folder: str) -> TrainingConfig:
 
 
 def measure(options: argparse.Namespace) -> dict | None:
-    """One run as `esper ppo` makes it, alone or as a rank under torchrun; what it came to, on rank
-    0.
-    """
+    """One run as `esper ppo` makes it, alone or as a rank under torchrun; what it came to, on rank 0."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
         config = config_of(options, str(folder))

@@ -1,7 +1,4 @@
-"""Writes docs/config.md from the fields of the configurations:
-
-python docs/make_config.py. A test compares the two.
-"""
+"""Writes docs/config.md from the fields of the configurations: python docs/make_config.py. A test compares the two."""
 
 import json
 import re

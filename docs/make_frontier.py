@@ -1,7 +1,4 @@
-"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml:
-
-python docs/make_frontier.py.
-"""
+"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml: python docs/make_frontier.py."""
 
 import json
 import re
@@ -20,8 +17,7 @@ MIDDLE, FIRST = "0.6", 5
 """The compute that has most, and host seeds before those that were declared."""
 LEADS = ("minus frontier", "minus best of each seed")
 SHELF, SECOND = ("2-4-8@30,70", "2-8@30", "2-8@50", "4-8@50"), "2-4@15"
-"""The plans that were written down first, and the one that was next best on the seeds that choose.
-"""
+"""The plans that were written down first, and the one that was next best on the seeds that choose."""
 NOTES = {
     "random_block_zero": "random blocks with zero output in place of copies",
     "copy_zero": "copies whose output is zero at first",

@@ -1,7 +1,6 @@
 """Takes the pictures of browser and report in docs/pictures from runs that are there.
 
-python docs/make_pictures.py RUNS --run NAME [--host 0] [--round 3] [--compare NAME NAME] [--report
-NAME ...]
+python docs/make_pictures.py RUNS --run NAME [--host 0] [--round 3] [--compare NAME NAME] [--report NAME ...]
 """
 
 import argparse

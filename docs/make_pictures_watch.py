@@ -1,7 +1,4 @@
-"""Makes docs/pictures/watch_80x24.svg and watch_200x60.svg:
-
-python docs/make_pictures_watch.py RUN [PRESSES OF "n"]
-"""
+"""Makes docs/pictures/watch_80x24.svg and watch_200x60.svg: python docs/make_pictures_watch.py RUN [PRESSES OF "n"]"""
 
 import asyncio
 import re
@@ -15,10 +12,7 @@ PICTURES = Path(__file__).parent / "pictures"
 
 
 async def take(run: Path, size: tuple[int, int], presses: int) -> str:
-    """The screen as SVG, in whatever monospaced font the viewer has:
-
-    none is fetched from elsewhere.
-    """
+    """The screen as SVG, in whatever monospaced font the viewer has: none is fetched from elsewhere."""
     app = WatchApp(RunReader(run))
     async with app.run_test(size=size) as pilot:
         while app.note:

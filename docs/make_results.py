@@ -1,7 +1,4 @@
-"""Writes docs/results.md and its figures from benchmarks/results/question_*.json:
-
-python docs/make_results.py.
-"""
+"""Writes docs/results.md and its figures from benchmarks/results/question_*.json: python docs/make_results.py."""
 
 import json
 from dataclasses import asdict
@@ -225,9 +222,7 @@ def differences_of(found: dict[str, Any]) -> list[str]:
 
 
 def bars_of(known: dict[str, dict[str, Any]]) -> list[str]:
-    """What the project set out to reach, and what was measured; what was not measured is left out
-    and named so.
-    """
+    """What the project set out to reach, and what was measured; what was not measured is left out and named so."""
     lines = ["| question | goal | measured | reached |", "|---|---|---|---|"]
     for question, arm, control, least, text in BARS:
         found = known.get(question, {}).get("arms", {}).get(arm, {}).get("minus", {}).get(control)
@@ -313,9 +308,7 @@ def render(known: dict[str, dict[str, Any]]) -> str:
 
 
 def rules_of(found: dict[str, Any]) -> list[str]:
-    """How the default rule stands to the one before it and to the trained policy, and what each
-    lifecycle is worth.
-    """
+    """How the default rule stands to the one before it and to the trained policy, and what each lifecycle is worth."""
     stages = found["stages"]
     gate, kept = stages["judge, with the gate"], stages["judge, kept once measured"]
     unpruned = stages["judge, kept once measured, unpruned"]
@@ -441,10 +434,7 @@ def evidence_of(found: dict[str, Any]) -> list[str]:
 
 
 def known_shape(found: dict[str, Any], target: float) -> dict[str, float]:
-    """The grown network from random weights:
-
-    its FLOPs beside the grown run's, and how often it reaches the target.
-    """
+    """The grown network from random weights: its FLOPs beside the grown run's, and how often it reaches the target."""
     grown, static = (
         {row["seed"]: row for row in found["rows"] if row["arm"] == arm and row["rate"] == 1}
         for arm in ("heuristic", "final")
