@@ -100,21 +100,31 @@ class MorphogeneticModel(nn.Module):
             return getattr(self.host, name)
 
     def germinate_seed(
-        self, slot_id: str, blueprint_id: str | None, blend_id: str = "linear"
+        self,
+        slot_id: str,
+        blueprint_id: str | None,
+        blend_id: str = "linear",
+        *,
+        view: GrowthView | None = None,
     ) -> SlotChange:
         """Plant a newborn seed.
 
-        Refused with the model as before if anything about it does not fit.
+        Refused with the model as before if anything about it does not fit. `view` is the model as
+        it stands, for a caller that has it already.
         """
         is_incubated = self.settings.lengths.training > 0
-        return self._plant(
-            slot_id, blueprint_id, blend_id, 0.0 if is_incubated else self.settings.scale_at_birth
-        )
+        scale = 0.0 if is_incubated else self.settings.scale_at_birth
+        return self._plant(slot_id, blueprint_id, blend_id, scale, view)
 
     def _plant(
-        self, slot_id: str, blueprint_id: str | None, blend_id: str, scale: float
+        self,
+        slot_id: str,
+        blueprint_id: str | None,
+        blend_id: str,
+        scale: float,
+        view: GrowthView | None = None,
     ) -> SlotChange:
-        slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id)
+        slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id, view)
         assert blueprint_id is not None  # no price list has a seed without one
         with own_randomness(self.settings.seed, self.births):
             seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
@@ -135,13 +145,15 @@ class MorphogeneticModel(nn.Module):
         self, slot_id: str, blueprint_id: str, gated: bool, scale: float = 0.0
     ) -> AnySeed:
         """A newborn seed of this slot, on its device; nothing is planted."""
-        slot, site = self.slot(slot_id), self.site_of(slot_id)
-        seed = REGISTRY.get(slot.kind, blueprint_id).build_seed(
-            slot.feature_shape, scale=scale, gated=gated, site=site
-        )
+        slot = self.slot(slot_id)
+        blueprint = REGISTRY.get(slot.kind, blueprint_id)
+        site = self.site_of(slot_id) if blueprint.inherits else None
+        seed = blueprint.build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
         remove_slots(seed)
         if (blueprint_id, gated) not in slot.prices:  # of a save whose blends were others
-            slot.prices[blueprint_id, gated] = fitting.price(slot, blueprint_id, gated, site)
+            slot.prices[blueprint_id, gated] = fitting.price(
+                slot, blueprint_id, gated, self.site_of(slot_id)
+            )
         own = next(filter(Tensor.is_floating_point, self.host.parameters()), slot.alpha)
         # the weights' type: features are shorter where a model opens autocast itself
         like = slot.alpha.to(max(own.dtype, slot.alpha.dtype, key=lambda kind: kind.itemsize))
@@ -154,20 +166,24 @@ class MorphogeneticModel(nn.Module):
         return seed.to(like)
 
     def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
-        """Whose optimiser settings each parameter of a copy inherits."""
+        """Whose optimiser settings each parameter of a copy inherits; empty for any other seed."""
+        if not isinstance(seed, Copy):
+            return {}
         return pair_originals(seed, self.source(slot_id))
 
-    def cull_seed(self, slot_id: str, *, at_any_age: bool = False) -> SlotChange:
+    def cull_seed(
+        self, slot_id: str, *, at_any_age: bool = False, view: GrowthView | None = None
+    ) -> SlotChange:
         """Remove the live seed; the function is the host's with this slot empty, to the bit."""
         # whoever has to bring a broken network back cannot wait for a seed to grow old enough
-        slot = self.slot(slot_id) if at_any_age else self._permit(OP_CULL, slot_id)
+        slot = self.slot(slot_id) if at_any_age else self._permit(OP_CULL, slot_id, view=view)
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
-    def fossilize_seed(self, slot_id: str) -> SlotChange:
+    def fossilize_seed(self, slot_id: str, *, view: GrowthView | None = None) -> SlotChange:
         """Keep the live seed for good; the output does not change, the slot opens on the next
         tick.
         """
-        slot = self._permit(OP_FOSSILIZE, slot_id)
+        slot = self._permit(OP_FOSSILIZE, slot_id, view=view)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
@@ -196,19 +212,21 @@ class MorphogeneticModel(nn.Module):
         if self.link is not None:
             self.link.release(fossil.parameters())
 
-    def act(self, choice: Choice) -> list[SlotChange]:
-        """Carry out one decision:
+    def act(self, choice: Choice, view: GrowthView | None = None) -> list[SlotChange]:
+        """Carry out one decision: indices of op, slot, blueprint and blend.
 
-        indices of op, slot, blueprint and blend. WAIT changes nothing.
+        WAIT changes nothing. `view` is the model as it stands, for a caller that has it already:
+        whether the op is legal is judged by it, and no other is built.
         """
         op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)
         if op == OP_CULL:
-            return [self.cull_seed(slot_id)]
+            return [self.cull_seed(slot_id, view=view)]
         if op == OP_FOSSILIZE:
-            return [self.fossilize_seed(slot_id)]
+            return [self.fossilize_seed(slot_id, view=view)]
         if op != OP_GERMINATE:
             return []
-        changes, slot = [self.germinate_seed(slot_id, blueprint_id, blend_id)], self.slot(slot_id)
+        changes = [self.germinate_seed(slot_id, blueprint_id, blend_id, view=view)]
+        slot = self.slot(slot_id)
         if not self.settings.lengths.ramp:  # kept at once, and the slot is open for the next one
             ends = (SeedStage.FOSSILIZED, SeedStage.DORMANT)
             changes += [self._settle(slot, slot.state.advance(stage)) for stage in ends]
@@ -226,7 +244,12 @@ class MorphogeneticModel(nn.Module):
         return [change for change in changes if change.before.stage is not change.after.stage]
 
     def _permit(
-        self, op: int, slot_id: str, blueprint_id: str | None = None, blend_id: str | None = None
+        self,
+        op: int,
+        slot_id: str,
+        blueprint_id: str | None = None,
+        blend_id: str | None = None,
+        view: GrowthView | None = None,
     ) -> SeedSlot:
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
         slot = self.slot(slot_id)
@@ -236,7 +259,7 @@ class MorphogeneticModel(nn.Module):
             if blend_id is None
             else self.space.blends[self.space.blend_index(blend_id)]
         )
-        require(op, slot_id, blueprint_id, blend_id, self.view())
+        require(op, slot_id, blueprint_id, blend_id, self.view() if view is None else view)
         return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
