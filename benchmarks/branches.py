@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.randomness import mix_seed
+from esper.kasmina.slot import SlotContents
 from esper.leyline.lifecycle import SeedState
 from esper.runtime.batches import ExampleStream
 from esper.runtime.host import HostRun
@@ -67,11 +68,15 @@ class Branch:
     rolled_back: bool = False
 
 
-def copied_slots(slots: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def copied_slots(slots: Sequence[SlotContents]) -> list[SlotContents]:
     """The part of a snapshot that holds modules, with copies in their place."""
     return [
-        ([copy.deepcopy(fossil) for fossil in fossils], list(names), copy.deepcopy(seed), *rest)
-        for fossils, names, seed, *rest in slots
+        replace(
+            contents,
+            fossils=tuple(copy.deepcopy(fossil) for fossil in contents.fossils),
+            seed=copy.deepcopy(contents.seed),
+        )
+        for contents in slots
     ]
 
 

@@ -48,8 +48,8 @@ FAULTS = [
     Fault(
         "a save forgets that it was pruned",
         "runtime/storing.py",
-        'run.epoch, run.is_pruned = facts["epoch"], facts["is_pruned"]',
-        'run.epoch, run.is_pruned = facts["epoch"], False',
+        'run.is_pruned = facts["is_pruned"]',
+        "run.is_pruned = False",
         "runtime/test_pruning.py::test_stored_before_or_after_the_pass_it_goes_on_to_the_bit",
     ),
     Fault(

@@ -91,8 +91,9 @@ FAULTS = [
     Fault(
         "a TRAINING seed steers the host's gradients",
         "kasmina/slot.py",
-        "if self.is_in_output else features",
-        "if self.is_in_output else features + (self.seed(features) - self.seed(features).detach())",
+        "if not self.is_in_output:\n            return features\n",
+        "if not self.is_in_output:\n            return features + (self.seed(features) - "
+        "self.seed(features).detach())\n",
         "kasmina/test_isolation.py::test_host_gradients_are_bit_identical_to_a_run_without_the_seed",
     ),
     Fault(

@@ -372,13 +372,9 @@ class MorphogeneticModel(nn.Module):
         """
         sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
         for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
-            mean, ratio = (
-                norm / steps if steps and size else None,
-                gradient_ratio(norm, size, norms[0], sizes[0]),
-            )
-            vars(slot).update(
-                gradient_norm=mean, gradient_ratio=ratio
-            )  # a module's own way to set them is slow
+            mean = norm / steps if steps and size else None
+            ratio = gradient_ratio(norm, size, norms[0], sizes[0])
+            slot.set_plain(gradient_norm=mean, gradient_ratio=ratio)
 
     @contextmanager
     def slot_off(self, slot_id: str) -> Iterator[None]:

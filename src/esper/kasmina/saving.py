@@ -19,7 +19,7 @@ from esper.kasmina.fitting import KnownSlots
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.seeds import whole
-from esper.kasmina.slot import NOTE, SeedSlot, has_gate, remove_slots
+from esper.kasmina.slot import NOTE, SeedSlot, SlotContents, has_gate, remove_slots
 from esper.leyline.errors import OptimizerError, SaveError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.settings import GrowthSettings
@@ -195,19 +195,34 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
     """Build what had grown in place of what the slots hold, and read all weights."""
     with torch.random.fork_rng(devices=[]):
         for slot_id, saved in network["slots"].items():
-            slot = model.slot(slot_id)
-            slot.seed, slot.fossils, slot.fossil_names = None, nn.ModuleList(), []
-            slot.gradient_norm, slot.copied_params = None, -1
-            for blueprint, gated in saved["fossils"]:
-                slot.fossils.append(model.build_seed(slot_id, blueprint, gated))
-                slot.fossil_names.append(blueprint)
-            slot.built_in = int(saved["built_in"])
-            if saved["seed"] is not None:
-                slot.seed = model.build_seed(slot_id, *saved["seed"])
-            slot.assign(TypeAdapter(SeedState).validate_python(saved["state"]))
-            slot.gradient_ratio = saved["gradient_ratio"]
+            _fill_slot(model, slot_id, saved)
     load_model(whole(model), str(paths["model"]))
-    model.births, model.shadow_passes = network["births"], network["shadow_passes"]
+    model.births = network["births"]
+    model.shadow_passes = network["shadow_passes"]
+
+
+def _fill_slot(model: MorphogeneticModel, slot_id: str, saved: Plain) -> None:
+    """Build what had grown in one slot, without its weights."""
+    slot = model.slot(slot_id)
+    slot.take(SlotContents())
+    slot.copied_params = -1
+    for fossil in saved["fossils"]:
+        # into the slot at once: the next fossil may be a copy of this one
+        slot.fossils.append(model.build_seed(slot_id, fossil["blueprint"], fossil["gated"]))
+    seed = saved["seed"]
+    if seed is not None:
+        seed = model.build_seed(slot_id, seed["blueprint"], seed["gated"])
+    contents = SlotContents(
+        fossils=tuple(slot.fossils),
+        fossil_names=tuple(fossil["blueprint"] for fossil in saved["fossils"]),
+        built_in=int(saved["built_in"]),
+        seed=seed,
+        state=TypeAdapter(SeedState).validate_python(saved["state"]),
+        gradient_ratio=saved["gradient_ratio"],
+        gradient_norm=saved["gradient_norm"],
+        greedy_score=saved["greedy_score"],
+    )
+    slot.take(contents)
 
 
 def _snapshot_from(facts: Plain, paths: Mapping[str, Path]) -> OptimizerSnapshot | None:
@@ -251,20 +266,32 @@ def _describe_tensors(host: nn.Module) -> Plain:
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
+    """A slot's place and contents as plain facts; `_fill_slot` reads the contents back."""
+    contents = slot.contents()
+    fossils = [
+        _describe_seed(name, fossil)
+        for name, fossil in zip(contents.fossil_names, contents.fossils, strict=True)
+    ]
+    seed = None
+    if contents.seed is not None:
+        seed = _describe_seed(contents.state.blueprint_id, contents.seed)
     return {
         "kind": slot.kind,
         "shape": list(slot.feature_shape),
         "dtype": str(slot.alpha.dtype).removeprefix("torch."),
         "inheritance": asdict(slot.inheritance),
-        "fossils": [
-            [name, has_gate(seed)]
-            for name, seed in zip(slot.fossil_names, slot.fossils, strict=True)
-        ],
-        "built_in": slot.built_in,
-        "seed": None if slot.seed is None else [slot.state.blueprint_id, has_gate(slot.seed)],
-        "state": asdict(slot.state),
-        "gradient_ratio": slot.gradient_ratio,
+        "fossils": fossils,
+        "built_in": contents.built_in,
+        "seed": seed,
+        "state": asdict(contents.state),
+        "gradient_ratio": contents.gradient_ratio,
+        "gradient_norm": contents.gradient_norm,
+        "greedy_score": contents.greedy_score,
     }
+
+
+def _describe_seed(blueprint_id: str | None, seed: nn.Module) -> Plain:
+    return {"blueprint": blueprint_id, "gated": has_gate(seed)}
 
 
 def _describe_optimizer(

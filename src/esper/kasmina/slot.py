@@ -1,8 +1,9 @@
-"""One place in a network where seeds grow:
+"""One place in a network where seeds grow: its modules and its forward pass.
 
-forward pass and modules. The rules are in `leyline.lifecycle`.
+The rules of a seed's life are in `leyline.lifecycle`.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,22 +17,36 @@ from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
+# Part of the name of a key in every state dict with seeds. A network without those seeds reports
+# the key as unexpected, and the name says how to load the state.
 NOTE = "grew here: write it with garden.save(folder), read it with esper.load(folder, model)"
-"""in the name of a key that a state with seeds carries:
-
-whoever loads it elsewhere is told that it is unexpected
-"""
 _SIZE = "_grown_parameters"  # Where a seed's size is kept, in itself.
 _IN_OUTPUT = (SeedStage.BLENDING, SeedStage.PROBATIONARY)
 
 
-class SeedSlot(nn.Module):
-    """Fossils in the order they were made, then the live seed. Empty, it returns its input
-    untouched.
+@dataclass(frozen=True)
+class SlotContents:
+    """All that grew in a slot, and what is known of it; modules are held by reference.
 
-    The forward pass branches on structure only (which modules exist, whether the seed is in the
-    output); alpha is a tensor, so a compiled or captured network follows a ramp without being
-    rebuilt.
+    Snapshots, saved gardens and stored hosts all keep this record. The default is an empty slot.
+    """
+
+    fossils: tuple[nn.Module, ...] = ()
+    fossil_names: tuple[str, ...] = ()
+    built_in: int = 0
+    seed: AnySeed | None = None
+    state: SeedState = SeedState()
+    gradient_ratio: float | None = None
+    gradient_norm: float | None = None
+    greedy_score: float | None = None
+
+
+class SeedSlot(nn.Module):
+    """Fossils in the order they were made, then the live seed.
+
+    An empty slot returns its input untouched. The forward pass branches on structure only: which
+    modules exist, and whether the seed is in the output. Alpha is a tensor, so a compiled or
+    captured network follows a ramp without being rebuilt.
     """
 
     alpha: Tensor
@@ -40,36 +55,45 @@ class SeedSlot(nn.Module):
         self, slot_id: str, kind: str, feature_shape: Shape, like: Tensor, inheritance: Inheritance
     ):
         super().__init__()
-        self.slot_id, self.kind, self.feature_shape = slot_id, kind, tuple(feature_shape)
+        self.slot_id = slot_id
+        self.kind = kind
+        self.feature_shape = tuple(feature_shape)
         self.fossils = nn.ModuleList()
         self.fossil_names: list[str] = []
-        # how many of them, from the first on, did not grow: they were built in before the first
-        # step
+        # how many fossils, from the first on, were built in before the first step: they did not
+        # grow
         self.built_in = 0
+        # numbers of fossils that are switched off, to measure the network without them
         self.left_out: tuple[int, ...] = ()
-        """numbers of fossils that are switched off, to measure the network without them"""
-        self.inheritance = inheritance  # what copies of the module here can be
-        self.prices: dict[
-            tuple[str, bool], BlueprintCost
-        ] = {}  # by blueprint and whether it is gated
-        self.copied_params = -1  # size of the module for which copies were priced last
+        # what copies of the module here can be
+        self.inheritance = inheritance
+        # by blueprint and whether it is gated
+        self.prices: dict[tuple[str, bool], BlueprintCost] = {}
+        # size of the module for which copies were priced last
+        self.copied_params = -1
         self.seed: AnySeed | None
         self.register_module("seed", None)
         self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
         self.state = SeedState()
-        self.is_in_output = self.is_shadowed = self.is_noted = False
+        # whether the seed's output is blended in
+        self.is_in_output = False
+        # whether the seed is fully in, whatever its stage
+        self.is_shadowed = False
+        # whether state dicts carry the note
+        self.is_noted = False
         self.gradient_ratio: float | None = None
         self.gradient_norm: float | None = None
         self.greedy_score: float | None = None
 
     @property
     def channels(self) -> int:
+        """Channels of the features here."""
         return channels_of(self.kind, self.feature_shape)
 
     def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
-        """`args` and `kwargs` are what else the host's module was called with:
+        """Run the fossils and the live seed on what the host's module returned.
 
-        a copy of it needs them.
+        `args` and `kwargs` are what else that module was called with: a copy of it needs them.
         """
         for number, fossil in enumerate(self.fossils):
             if number not in self.left_out:
@@ -78,16 +102,14 @@ class SeedSlot(nn.Module):
             return features
         if self.is_shadowed:
             return self.seed(features, *args, **kwargs)
-        return (
-            self.seed.blend(features, self.alpha, *args, **kwargs)
-            if self.is_in_output
-            else features
-        )
+        if not self.is_in_output:
+            return features
+        return self.seed.blend(features, self.alpha, *args, **kwargs)
 
     def hook(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor:
-        """What the host's module calls after its own forward."""
+        """Run the slot after the forward pass of the host's module."""
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
@@ -98,8 +120,9 @@ class SeedSlot(nn.Module):
         return self(output, *args[1:], **kwargs)
 
     def sit_on(self, site: nn.Module) -> None:
-        """Run after a module of the host, and keep its state from being loaded without what grew
-        there.
+        """Run after a module of the host.
+
+        The module's state cannot be loaded without what grew there.
         """
         site.register_forward_hook(self.hook, with_kwargs=True)
         site.register_state_dict_post_hook(partial(_note_growth, self))
@@ -108,11 +131,18 @@ class SeedSlot(nn.Module):
     @property
     def note(self) -> str:
         """The key that says what grew here; empty if nothing did."""
-        grown = [
-            *self.fossil_names,
-            *([str(self.state.blueprint_id)] if self.seed is not None else []),
-        ]
+        grown = list(self.fossil_names)
+        if self.seed is not None:
+            grown.append(str(self.state.blueprint_id))
         return f"[{', '.join(grown)} {NOTE}]" if grown else ""
+
+    def set_plain(self, **values: Any) -> None:
+        """Set attributes that are neither modules nor tensors.
+
+        `nn.Module.__setattr__` looks through all registries first, which is slow for what every
+        slot of every host sets once per epoch.
+        """
+        vars(self).update(values)
 
     def assign(self, state: SeedState) -> None:
         """Take over a state: alpha and the seed's place in the output follow.
@@ -120,21 +150,45 @@ class SeedSlot(nn.Module):
         Without a seed alpha is 1: what was captured or compiled for a seed at full strength is
         right when it is kept.
         """
-        vars(self).update(
-            state=state, is_in_output=state.stage in _IN_OUTPUT
-        )  # a module's own way to set them is slow
+        self.set_plain(state=state, is_in_output=state.stage in _IN_OUTPUT)
         self.alpha.fill_(1.0 if self.seed is None else state.alpha)
 
+    def contents(self) -> SlotContents:
+        """All that grew here, and what is known of it; `take` puts it back."""
+        return SlotContents(
+            fossils=tuple(self.fossils),
+            fossil_names=tuple(self.fossil_names),
+            built_in=self.built_in,
+            seed=self.seed,
+            state=self.state,
+            gradient_ratio=self.gradient_ratio,
+            gradient_norm=self.gradient_norm,
+            greedy_score=self.greedy_score,
+        )
+
+    def take(self, contents: SlotContents) -> None:
+        """Hold these contents in place of the present ones; optimisers are not asked."""
+        self.fossils = nn.ModuleList(contents.fossils)
+        self.fossil_names = list(contents.fossil_names)
+        self.built_in = contents.built_in
+        self.seed = contents.seed
+        self.assign(contents.state)
+        self.gradient_ratio = contents.gradient_ratio
+        self.gradient_norm = contents.gradient_norm
+        self.greedy_score = contents.greedy_score
+
     def plant(self, seed: AnySeed, state: SeedState) -> None:
+        """Let a seed live here; nothing has been read off its gradients yet."""
         self.seed = seed
-        self.gradient_ratio = self.gradient_norm = None
+        self._clear_gradient_readings()
         self.assign(state)
 
     def uproot(self) -> AnySeed:
-        """Take the live seed out; what remains is the host and its fossils, to the bit."""
+        """Take the live seed out; what remains is the host and its fossils, bit for bit."""
         assert self.seed is not None
-        seed, self.seed = self.seed, None
-        self.gradient_ratio = self.gradient_norm = None
+        seed = self.seed
+        self.seed = None
+        self._clear_gradient_readings()
         return seed
 
     def petrify(self) -> AnySeed:
@@ -144,68 +198,94 @@ class SeedSlot(nn.Module):
         self.fossil_names.append(str(self.state.blueprint_id))
         return seed
 
-    def readings(self) -> tuple[float | None, float | None, float | None]:
-        """What was last read off the live seed's gradients, and the greedy score."""
-        return self.gradient_ratio, self.gradient_norm, self.greedy_score
+    def _clear_gradient_readings(self) -> None:
+        self.gradient_ratio = None
+        self.gradient_norm = None
 
     def report(self, host_param_count: int) -> SeedStateReport:
-        state, gain = self.state, self.state.contribution
-        paired: tuple[float | None, float | None] = (
-            (None, None) if gain is None else (gain.mean, gain.standard_error)
+        """What policies, screens and logs see of this slot."""
+        state = self.state
+        gain = state.contribution
+        metrics = SeedMetrics(
+            counterfactual_contribution=None if gain is None else gain.mean,
+            counterfactual_standard_error=None if gain is None else gain.standard_error,
+            seed_gradient_norm_ratio=self.gradient_ratio,
+            seed_gradient_norm=self.gradient_norm,
+            greedy_score=self.greedy_score,
+            seed_param_count=seed_size(self.seed),
+            host_param_count=host_param_count,
         )
-        metrics = SeedMetrics(*paired, *self.readings(), seed_size(self.seed), host_param_count)
-        seed = (
-            state.stage,
-            state.epochs_in_stage,
-            state.age,
-            state.alpha,
-            state.blueprint_id,
-            state.blend_id,
+        return SeedStateReport(
+            slot_id=self.slot_id,
+            stage=state.stage,
+            epochs_in_stage=state.epochs_in_stage,
+            seed_age_epochs=state.age,
+            alpha=state.alpha,
+            blueprint_id=state.blueprint_id,
+            blend_algorithm_id=state.blend_id,
+            fossil_count=len(self.fossils),
+            kind=self.kind,
+            feature_shape=self.feature_shape,
+            metrics=metrics,
+            gates=state.gates,
         )
-        place = len(self.fossils), self.kind, self.feature_shape
-        return SeedStateReport(self.slot_id, *seed, *place, metrics, state.gates)
 
 
 def _note_growth(
     slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
 ) -> None:
+    """Add the slot's note to a state dict that is being written."""
     if slot.is_noted and slot.note:
-        state[prefix + slot.note] = slot.alpha.new_zeros(
-            1
-        )  # not empty: those would count as tied, and be left out
+        # not empty: empty tensors would count as tied, and be left out
+        state[prefix + slot.note] = slot.alpha.new_zeros(1)
 
 
 def _take_note(
-    slot: SeedSlot, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any
+    slot: SeedSlot,
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: Any,
+    strict: bool,
+    missing_keys: list[str],
+    *unused: Any,
 ) -> None:
-    state.pop(f"{prefix}{slot.note}", None)  # the same grew here
-    if (
-        slot.is_noted and slot.note and "host." not in prefix
-    ):  # the bare host's state has none of its weights
-        rest[2].append(prefix + slot.note)
+    """Take the slot's note out of a state dict that is being loaded.
+
+    The state of a bare host has none of the slot's weights, so its note counts as missing.
+    """
+    state.pop(f"{prefix}{slot.note}", None)
+    is_bare = "host." not in prefix
+    if slot.is_noted and slot.note and is_bare:
+        missing_keys.append(prefix + slot.note)
 
 
 def has_slots(host: nn.Module) -> bool:
-    """Whether somebody is growing this host already."""
-    return any(
-        _is_slots(hook) for module in host.modules() for hook in module._forward_hooks.values()
-    )
+    """Whether slots sit on this host already."""
+    for module in host.modules():
+        if any(_is_slots(hook) for hook in module._forward_hooks.values()):
+            return True
+    return False
 
 
 def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
     """Take every slot's hooks off a host; with `runs=False` it still runs them."""
     for module in host.modules():
-        saving = [module._state_dict_hooks, module._load_state_dict_pre_hooks]
-        for hooks in [*saving, module._forward_hooks] if runs else saving:
+        tables: list[dict[int, Any]] = [module._state_dict_hooks, module._load_state_dict_pre_hooks]
+        if runs:
+            tables.append(module._forward_hooks)
+        for hooks in tables:
             for key in [key for key, hook in hooks.items() if _is_slots(hook)]:
                 del hooks[key]
 
 
 def _is_slots(hook: Any) -> bool:
+    """Whether a hook is a slot's method, or a function with a slot as its first argument."""
     hook = getattr(hook, "hook", hook)  # as torch wraps what is called before loading
-    return isinstance(
-        getattr(hook, "__self__", None) or next(iter(getattr(hook, "args", ())), None), SeedSlot
-    )
+    owner = getattr(hook, "__self__", None)
+    if owner is None:
+        owner = next(iter(getattr(hook, "args", ())), None)
+    return isinstance(owner, SeedSlot)
 
 
 def has_gate(seed: nn.Module | None) -> bool:
@@ -226,4 +306,7 @@ def seed_size(seed: nn.Module | None) -> int:
 
 
 def count_parameters(module: nn.Module | None) -> int:
-    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+    """Number of parameters, each counted once; 0 without a module."""
+    if module is None:
+        return 0
+    return sum(parameter.numel() for parameter in module.parameters())

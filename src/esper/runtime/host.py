@@ -299,10 +299,7 @@ class HostRun:
 
     def plain_state(self) -> dict[str, Any]:
         """The part of a snapshot that is not tensors."""
-        slots = [
-            ([*s.fossils], [*s.fossil_names], s.seed, s.state, s.built_in, *s.readings())
-            for s in self.slots
-        ]
+        slots = [slot.contents() for slot in self.slots]
         counters = (
             self.epoch,
             self.model.births,
@@ -315,17 +312,12 @@ class HostRun:
     def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
         """Go back, in place: values are copied into the tensors that captured graphs read."""
         kept = {id(fossil) for slot in self.slots for fossil in slot.fossils}
-        for seed in [seed for _, _, seed, *_ in snapshot["slots"] if id(seed) in kept]:
-            self.primings[seed] = (
-                self.primings.get(seed, 0) + 1
-            )  # a graph of the fossil does not read the seed's alpha
-        for slot, (fossils, names, seed, state, built_in, *readings) in zip(
-            self.slots, snapshot["slots"], strict=True
-        ):
-            slot.fossils, slot.fossil_names, slot.seed = nn.ModuleList(fossils), list(names), seed
-            slot.assign(state)
-            slot.built_in = built_in
-            slot.gradient_ratio, slot.gradient_norm, slot.greedy_score = readings
+        for slot, contents in zip(self.slots, snapshot["slots"], strict=True):
+            seed = contents.seed
+            if seed is not None and id(seed) in kept:
+                # a graph of the fossil does not read the seed's alpha
+                self.primings[seed] = self.primings.get(seed, 0) + 1
+            slot.take(contents)
         for group, own in zip(self._groups(), self.model.owners(), strict=True):
             group[:] = own  # as the places of parameters in the network say
         known = {id(p) for p in self.model.parameters()}

@@ -187,9 +187,8 @@ class Population:
             for slot, value in zip(
                 run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)
             ):
-                vars(slot)["greedy_score"] = (
-                    value  # without a step none were drawn, and the last score still holds
-                )
+                # without a step none were drawn, and the last score still holds
+                slot.set_plain(greedy_score=value)
             charges = training_charges(run, self.flops, run.plan.examples) + score_charges(
                 run, self.flops
             )

@@ -46,7 +46,6 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
             "epoch": run.epoch,
             "is_pruned": run.is_pruned,
             "reading": run.reading and spell_reading(run.reading),
-            "slots": [(slot.gradient_norm, slot.greedy_score) for slot in run.slots],
             "ledger": asdict(run.ledger),
             "position": stream.pop("position"),
             "governor": [spell(value) for value in governor.state()],
@@ -88,8 +87,6 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     assert optimizer is not None
     run.take_network(model)
     restore_optimizer(run.model, run.link, optimizer)
-    for slot, (norm, score) in zip(run.slots, facts["slots"], strict=True):
-        slot.gradient_norm, slot.greedy_score = norm, score
     run.prime()
     run.epoch = facts["epoch"]
     run.is_pruned = facts["is_pruned"]
