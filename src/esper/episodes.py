@@ -20,7 +20,7 @@ from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.settings import SlotChange
 from esper.runtime.host import EpochReading
-from esper.runtime.ledger import Ledger
+from esper.runtime.ledger import Charge, Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.tamiyo.rules import HostFacts
@@ -126,7 +126,8 @@ class Episodes:
         together.
         """
         for host in hosts:
-            self.population.runs[host].ledger.settle([("policy", 1, flops)], seconds / len(hosts))
+            charge = Charge("policy", 1, flops)
+            self.population.runs[host].ledger.settle([charge], seconds / len(hosts))
         self.population.mark_charged()
 
     def close(self, host: int) -> LedgerClosed:

@@ -58,8 +58,8 @@ FAULTS = [
     Fault(
         "what a share leaves is lost",
         "runtime/clock.py",
-        "left = self.due(run.epoch, reserve) - used - fixed",
-        "left = self.due(0, reserve) - fixed",
+        "left = self.due(run.epoch, prices.reserve) - prices.used - prices.fixed",
+        "left = self.due(0, prices.reserve) - prices.fixed",
         "runtime/test_clock.py::test_what_a_share_leaves_is_carried_over[cnn]",
     ),
     Fault(
@@ -72,8 +72,8 @@ FAULTS = [
     Fault(
         "a network that nobody decides about pays for every measurement",
         "runtime/clock.py",
-        "reserve + fixed, run.epoch + 1 >= self.task.epochs",
-        "reserve + fixed, True",
+        "run.pays_for_measuring = run.epoch + 1 >= self.task.epochs",
+        "run.pays_for_measuring = True",
         "runtime/test_clock.py::test_a_static_network_pays_for_its_last_measurement_only",
     ),
     Fault(

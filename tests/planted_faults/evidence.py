@@ -168,7 +168,7 @@ FAULTS = [
     ),
     Fault(
         "a backward pass costs one forward pass",
-        "runtime/ledger.py",
+        "runtime/charges.py",
         "BACKWARD = 2",
         "BACKWARD = 1",
         "runtime/test_clock.py::test_the_ledger_agrees_with_torch_about_a_whole_episode[cnn]",
@@ -324,8 +324,8 @@ FAULTS = [
     Fault(
         "deciding is free",
         "episodes.py",
-        'ledger.settle([("policy", 1, flops)]',
-        'ledger.settle([("policy", 1, 0)]',
+        'Charge("policy", 1, flops)',
+        'Charge("policy", 1, 0)',
         "trials/test_comparing.py::test_the_decisions_of_a_trained_policy_are_paid_for",
     ),
     Fault(

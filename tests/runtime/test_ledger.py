@@ -18,7 +18,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime import population as populations
 from esper.runtime.charges import ablation_flops, learning_flops, network_flops, score_flops
 from esper.runtime.counterfactuals import bypassed
-from esper.runtime.ledger import PHASES, Ledger, PhaseCost
+from esper.runtime.ledger import PHASES, Charge, Ledger, PhaseCost
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks.task import TASKS, get_task
@@ -276,9 +276,9 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
 
 def test_a_span_without_flops_is_shared_by_examples_and_without_those_it_is_the_firsts():
     ledger = Ledger()
-    ledger.settle([("training", 30, 0), ("shadow", 10, 0)], 8.0)
+    ledger.settle([Charge("training", 30, 0), Charge("shadow", 10, 0)], 8.0)
     assert (ledger.phases["training"].seconds, ledger.phases["shadow"].seconds) == (6.0, 2.0)
-    ledger.settle([("training", 0, 0), ("shadow", 0, 0)], 8.0)
+    ledger.settle([Charge("training", 0, 0), Charge("shadow", 0, 0)], 8.0)
     assert (ledger.phases["training"], ledger.phases["shadow"]) == (
         PhaseCost(30, 0, 14.0),
         PhaseCost(10, 0, 2.0),

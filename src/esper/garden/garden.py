@@ -51,7 +51,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.executors.compiling import forget_compiled
 from esper.runtime.executors.structure import compiled_key
-from esper.runtime.ledger import Ledger
+from esper.runtime.ledger import Charge, Ledger
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import Rule, make_policy, parse
@@ -491,7 +491,7 @@ class Garden:
             if op == OP_WAIT or not getattr(self.policy, "is_plan", False):
                 break
             self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
-        self.ledger.settle([("policy", 1, 0)], time.perf_counter() - started)
+        self.ledger.settle([Charge("policy", 1, 0)], time.perf_counter() - started)
         return events + reporting.warn_of_low_rate(link, events, epoch)
 
 

@@ -28,6 +28,7 @@ from esper.leyline.errors import MeasurementError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
 from esper.leyline.rates import LOW_RATE
 from esper.runtime.charges import incubation_flops, learning_flops, network_flops, shadow_flops
+from esper.runtime.ledger import Charge
 from esper.telemetry.events import ActionTaken, Event, GrowthHint, GrowthReported, tell_gain
 
 if TYPE_CHECKING:
@@ -122,12 +123,12 @@ def booked(
     """What measures the network as it is at the time, and all values so far; at the end the ledger
     has it.
     """
-    started, charges, found = time.perf_counter(), list[tuple[str, int, int]](), list[Tensor]()
+    started, charges, found = time.perf_counter(), list[Charge](), list[Tensor]()
 
     def measure(*, is_base: bool = False) -> tuple[Tensor, float]:
         values, sign = garden._values(evaluate, is_base=is_base)
         flops = 0 if garden.prices is None else network_flops(garden.model, garden.prices)
-        charges.append(("validation" if is_base else "counterfactual", len(values), flops))
+        charges.append(Charge("validation" if is_base else "counterfactual", len(values), flops))
         found.append(values)
         return values, sign
 
@@ -162,13 +163,16 @@ def charge_epoch(
         slots = [garden.model.slot(slot_id) for slot_id in incubated]
         shadowed = shadow_flops(garden.model, garden.prices, slots) if slots else 0
     trained = [
-        ("training", examples["training"], learnt),
-        ("shadow", examples["shadow"], shadowed),
+        Charge("training", examples["training"], learnt),
+        Charge("shadow", examples["shadow"], shadowed),
     ]
     garden.ledger.settle(trained, started - garden._resumed)
     # with its slot off a seed is still computed, so that a compiled network stays as it is
-    measured = [("validation", count, whole), ("counterfactual", ablated * count, whole)]
-    measured += [("shadow", count, whole + flops) for flops in seeds.values()]
+    measured = [
+        Charge("validation", count, whole),
+        Charge("counterfactual", ablated * count, whole),
+    ]
+    measured += [Charge("shadow", count, whole + flops) for flops in seeds.values()]
     garden.ledger.settle(measured, time.perf_counter() - started)
     garden.ledger.peak_params = max(garden.ledger.peak_params, garden.model.total_params)
     garden.model.examples, link.steps = dict.fromkeys(examples, 0), 0

@@ -1,8 +1,12 @@
-"""The formulas that turn prices into charges; used by the clock, the population and gardens."""
+"""The formulas that turn prices into charges; used by the clock, the population and gardens.
+
+Prices are counted in `kasmina.pricing`, charges are booked in `ledger`. FLOPs are of one example.
+"""
 
 import math
 from collections.abc import Sequence
 
+from esper.kasmina.blueprints import BlueprintCost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.slot import SeedSlot, has_gate
@@ -15,7 +19,7 @@ _BACKWARD = 2  # A backward pass to weights and features costs two forward passe
 
 def incubation_flops(slot: SeedSlot) -> int:
     """Forward FLOPs of a seed that trains in the shadow of the host."""
-    return slot.prices[str(slot.state.blueprint_id), has_gate(slot.seed)].flops
+    return _seed_price(slot).flops
 
 
 def slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
@@ -23,40 +27,19 @@ def slot_flops(slot: SeedSlot, *, live: bool = True) -> int:
 
     Without `live` the seed does not count.
     """
-    return sum(forward for forward, _ in _slot_passes(slot, live=live))
-
-
-def _slot_passes(slot: SeedSlot, *, live: bool = True) -> list[tuple[int, int]]:
-    """Forward FLOPs, and those back through frozen weights, of all in a slot that is computed."""
-    passes = []
-    for number, (name, fossil) in enumerate(zip(slot.fossil_names, slot.fossils, strict=True)):
-        if number not in slot.left_out:
-            price = slot.prices[name, has_gate(fossil)]
-            passes.append((price.flops, price.flops + price.backward.mixing))
-    if live and slot.is_in_output and slot.seed is not None:
-        price = slot.prices[str(slot.state.blueprint_id), has_gate(slot.seed)]
-        passes.append((price.flops, price.flops + price.backward.mixing))
-    return passes
+    return sum(price.flops for price in _computed_prices(slot, live=live))
 
 
 def network_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """Forward FLOPs of one example through the network as it stands."""
-    slots = map(model.slot, model.slot_config.slot_ids)
+    slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
     return host.whole + sum(slot_flops(slot) for slot in slots)
 
 
 def learning_flops(model: MorphogeneticModel, host: HostFlops) -> int:
     """FLOPs of one example forward and backward through the network as it stands."""
-    return host.learnt + (1 + _BACKWARD) * (network_flops(model, host) - host.whole)
-
-
-def _way_back(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:
-    """FLOPs of gradients from the output to what a slot returns, none of them a weight's."""
-    ids = model.slot_config.slot_ids
-    bare = host.back.get(slot_id, host.after.get(slot_id, host.whole))
-    later = ids[ids.index(slot_id) + 1 :]
-    passes = [flops for other in later for flops in _slot_passes(model.slot(other))]
-    return bare + sum(backward for _, backward in passes)
+    grown = network_flops(model, host) - host.whole
+    return host.learnt + (1 + _BACKWARD) * grown
 
 
 def shadow_flops(model: MorphogeneticModel, host: HostFlops, incubated: Sequence[SeedSlot]) -> int:
@@ -66,9 +49,8 @@ def shadow_flops(model: MorphogeneticModel, host: HostFlops, incubated: Sequence
     """
     first = incubated[0]
     seeds = (1 + _BACKWARD) * sum(incubation_flops(slot) for slot in incubated)
-    price = first.prices[str(first.state.blueprint_id), has_gate(first.seed)]
     way_back = _way_back(model, host, first.slot_id)
-    return network_flops(model, host) + way_back + seeds - price.backward.entry
+    return network_flops(model, host) + way_back + seeds - _seed_price(first).backward.entry
 
 
 def score_flops(model: MorphogeneticModel, host: HostFlops) -> int:
@@ -86,43 +68,74 @@ def ablation_flops(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> 
 
     A prefix that is shared is not counted.
     """
-    ids = model.slot_config.slot_ids
-    passed = ids[ids.index(slot_id) :] if slot_id in host.after else ids
-    seeds = sum(slot_flops(model.slot(other), live=other != slot_id) for other in passed)
+    passed_ids = model.slot_config.slot_ids
+    if slot_id in host.after:
+        passed_ids = passed_ids[passed_ids.index(slot_id) :]
+    seeds = 0
+    for passed_id in passed_ids:
+        seeds += slot_flops(model.slot(passed_id), live=passed_id != slot_id)
     return host.after.get(slot_id, host.whole) + seeds
 
 
 def training_charges(run: HostRun, flops: HostFlops, examples: int) -> list[Charge]:
-    """What it costs to learn from examples with the network as it stands."""
-    charges = [("training", examples, learning_flops(run.model, flops))]
+    """Return what it costs to learn from examples with the network as it stands."""
+    charges = [Charge("training", examples, learning_flops(run.model, flops))]
     incubated = incubated_slots(run)
     if incubated:
-        charges.append(("shadow", examples, shadow_flops(run.model, flops, incubated)))
+        charges.append(Charge("shadow", examples, shadow_flops(run.model, flops, incubated)))
     return charges
 
 
 def score_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
-    """What the greedy scores of an epoch cost."""
+    """Return what the greedy scores of an epoch cost."""
     if not run.pays_for_measuring:
         return []
     examples = min(SCORE_EXAMPLES, run.plan.most * run.plan.size)
-    return [("score", examples, score_flops(run.model, flops))]
+    return [Charge("score", examples, score_flops(run.model, flops))]
 
 
 def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
-    """What held-out losses and the evidence about seeds cost."""
+    """Return what held-out losses and the evidence about seeds cost."""
     if not run.pays_for_measuring:
         return []
-    count = len(run.splits.validation)
+    examples = len(run.splits.validation)
     whole = network_flops(run.model, flops)
-    charges = [("validation", count, whole)]
+    charges = [Charge("validation", examples, whole)]
     for slot in measured_slots(run):
-        charges.append(("counterfactual", count, ablation_flops(run.model, flops, slot.slot_id)))
+        ablated = ablation_flops(run.model, flops, slot.slot_id)
+        charges.append(Charge("counterfactual", examples, ablated))
     for slot in incubated_slots(run):
-        charges.append(("shadow", count, whole + incubation_flops(slot)))
+        charges.append(Charge("shadow", examples, whole + incubation_flops(slot)))
     return charges
 
 
 def sum_charges(charges: Sequence[Charge]) -> int:
     """FLOPs of all charges."""
-    return sum(examples * flops for _, examples, flops in charges)
+    return sum(charge.flops for charge in charges)
+
+
+def _seed_price(slot: SeedSlot) -> BlueprintCost:
+    """What the live seed of a slot costs."""
+    return slot.prices[str(slot.state.blueprint_id), has_gate(slot.seed)]
+
+
+def _computed_prices(slot: SeedSlot, *, live: bool = True) -> list[BlueprintCost]:
+    """What everything in a slot costs that a pass computes."""
+    prices = []
+    for number, (name, fossil) in enumerate(zip(slot.fossil_names, slot.fossils, strict=True)):
+        if number not in slot.left_out:
+            prices.append(slot.prices[name, has_gate(fossil)])
+    if live and slot.is_in_output and slot.seed is not None:
+        prices.append(_seed_price(slot))
+    return prices
+
+
+def _way_back(model: MorphogeneticModel, host: HostFlops, slot_id: str) -> int:
+    """FLOPs of gradients from the output to what a slot returns, none of them a weight's."""
+    slot_ids = model.slot_config.slot_ids
+    bare = host.back.get(slot_id, host.after.get(slot_id, host.whole))
+    grown = 0
+    for later_id in slot_ids[slot_ids.index(slot_id) + 1 :]:
+        for price in _computed_prices(model.slot(later_id)):
+            grown += price.flops + price.backward.mixing
+    return bare + grown

@@ -1,7 +1,9 @@
-"""Compute as the clock:
+"""Compute as the clock: an episode is a budget of FLOPs, each decision an equal share of it.
 
-an episode is a budget of FLOPs, each decision an equal share of it. Plans; runs nothing.
+It plans epochs and runs nothing.
 """
+
+from dataclasses import dataclass
 
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.pruning import find_judged
@@ -19,34 +21,43 @@ from esper.runtime.splits import Split
 from esper.runtime.tasks.task import Task
 
 
+@dataclass(frozen=True)
+class _Prices:
+    """FLOPs that decide how many steps a host's next decision has."""
+
+    used: int  # by this episode so far
+    step: int  # of one training step
+    fixed: int  # of measuring at the end of the decision
+    reserve: int  # set aside for what comes at the end of the episode
+
+
 class ComputeClock:
     """The budget of a task's episodes in FLOPs, and how many steps of it each decision has.
 
     Late pruning is set aside first, for the fossils there are. A decision may then use what is due
     by its end: its own share, and what those before it have left. It is always measured; training
-    has the rest, in whole steps. So a larger network sees fewer examples. A budget that measuring
-    would use up is refused, at the latest when it does.
+    has what remains, in whole steps. So a larger network sees fewer examples. A budget that
+    measuring would use up is refused, at the latest when it does.
     """
 
     def __init__(self, task: Task, flops: HostFlops, split: Split):
-        self.task, self.flops = task, flops
+        self.task = task
+        self.flops = flops
         steps, size = whole_steps(task.epoch_examples or len(split), task.batch)
         unit = task.epochs * steps * size * flops.learnt
         if task.reference is not None:
             build, examples = task.reference
             unit = examples * HostFlops.of_task(build, split.example(), is_cut=False).learnt
         self.budget = round(task.compute * unit)
+        # More than any decision has: no network is cheaper than the bare host. What a decision
+        # could use beyond that is carried over.
         self.most_steps = 2 * self.budget // (task.epochs * size * flops.learnt) + 8
-        """more than any decision has:
-
-        no network is cheaper than the bare host; the rest is carried over
-        """
 
     def __str__(self) -> str:
-        each, decisions = self.budget / self.task.epochs, self.task.epochs
+        share = self.budget / self.task.epochs
         return (
-            f"compute {self.task.compute:g}: {self.budget:.4g} FLOPs, {decisions} "
-            f"decisions of {each:.4g}"
+            f"compute {self.task.compute:g}: {self.budget:.4g} FLOPs, {self.task.epochs} "
+            f"decisions of {share:.4g}"
         )
 
     def due(self, decision: int, reserve: int = 0) -> int:
@@ -55,47 +66,51 @@ class ComputeClock:
 
     def plan(self, run: HostRun) -> None:
         """Set the number of steps and the rate of each for the decision that comes next."""
+        prices = self._price(run)
+        left = self.due(run.epoch, prices.reserve) - prices.used - prices.fixed
+        run.plan.steps = min(max(0, left) // prices.step, run.plan.most)
+        self._refuse_too_little(run, prices)
+        # the plan ends with the last step, not with what follows it
+        whole = max(1, self.budget - prices.reserve - prices.fixed)
+        run.rates = []
+        for number in range(run.plan.steps):
+            middle = prices.used + (number + 0.5) * prices.step
+            run.rates.append(self.task.rate_at(middle / whole))
+
+    def _price(self, run: HostRun) -> _Prices:
+        """Price a host's next decision, and note whether the host pays for being measured."""
         run.pays_for_measuring = True
-        fixed, reserve = (
-            sum_charges(score_charges(run, self.flops) + evaluation_charges(run, self.flops)),
-            self._pruning(run),
-        )
-        is_tight = (
-            run.epoch == 0 and not run.is_static and self.task.budget * fixed > self.due(0)
-        )  # once it has grown
-        if run.is_static:  # its one measurement is set aside from the start
-            fixed, reserve, run.pays_for_measuring = (
-                0,
-                reserve + fixed,
-                run.epoch + 1 >= self.task.epochs,
-            )
-        step, used = sum_charges(training_charges(run, self.flops, run.plan.size)), run.ledger.flops
-        left = self.due(run.epoch, reserve) - used - fixed
-        run.plan.steps = min(max(0, left) // step, run.plan.most)
-        if is_tight or (not run.plan.steps and (run.epoch == 0 or used + fixed > self.budget)):
-            given = (
-                f"{self.budget:.4g} FLOPs, {self.due(0):.4g} for each of "
-                f"{self.task.epochs} decisions"
-            )
-            needed = (
-                f"one step takes {step:.4g} and its measurement {fixed:.4g}, more once it has grown"
-            )
-            what = (
-                f"compute {self.task.compute:g} is {given}, but in decision "
-                f"{run.epoch + 1} {needed}"
-            )
-            raise SettingError(f"{what}. Raise compute, or lower epochs, held_out or batch.")
-        whole = max(
-            1, self.budget - reserve - fixed
-        )  # the plan ends with the last step, not with what follows it
-        run.rates = [
-            self.task.rate_at((used + (number + 0.5) * step) / whole)
-            for number in range(run.plan.steps)
-        ]
+        measuring = score_charges(run, self.flops) + evaluation_charges(run, self.flops)
+        fixed = sum_charges(measuring)
+        reserve = self._pruning(run)
+        if run.is_static:
+            # its one measurement is set aside from the start
+            reserve += fixed
+            fixed = 0
+            run.pays_for_measuring = run.epoch + 1 >= self.task.epochs
+        step = sum_charges(training_charges(run, self.flops, run.plan.size))
+        return _Prices(used=run.ledger.flops, step=step, fixed=fixed, reserve=reserve)
 
     def _pruning(self, run: HostRun) -> int:
         """What late pruning is still going to cost, at most."""
         if run.is_pruned or not run.model.settings.prunes:
             return 0
-        passes = len(judged) + 1 if (judged := find_judged(run.model)) else 0
+        judged = len(find_judged(run.model))
+        passes = judged + 1 if judged else 0
         return passes * len(run.splits.validation) * network_flops(run.model, self.flops)
+
+    def _refuse_too_little(self, run: HostRun, prices: _Prices) -> None:
+        """Raise an error where the budget leaves nothing to train with."""
+        is_first = run.epoch == 0
+        # measuring costs more once a host has grown to its most parameters
+        is_tight = is_first and not run.is_static and self.task.budget * prices.fixed > self.due(0)
+        is_used_up = prices.used + prices.fixed > self.budget
+        has_no_step = run.plan.steps == 0 and (is_first or is_used_up)
+        if not is_tight and not has_no_step:
+            return
+        raise SettingError(
+            f"compute {self.task.compute:g} is {self.budget:.4g} FLOPs, {self.due(0):.4g} for each "
+            f"of {self.task.epochs} decisions, but in decision {run.epoch + 1} one step takes "
+            f"{prices.step:.4g} and its measurement {prices.fixed:.4g}, more once it has grown. "
+            "Raise compute, or lower epochs, held_out or batch."
+        )

@@ -5,55 +5,85 @@ The prices are counted in `kasmina.pricing`, the charges are made in `charges`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self, get_args
 
-PHASES = ("training", "shadow", "validation", "counterfactual", "score", "policy")
+Phase = Literal["training", "shadow", "validation", "counterfactual", "score", "policy"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Work of one phase that a ledger is to book."""
+
+    phase: Phase
+    examples: int
+    flops_each: int  # of one example
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all examples together."""
+        return self.examples * self.flops_each
 
 
 @dataclass(frozen=True)
 class PhaseCost:
+    """What one phase has cost so far."""
+
     examples: int = 0
     flops: int = 0
     seconds: float = 0.0
 
 
-Charge = tuple[str, int, int]  # Phase, examples, FLOPs of each.
+def _no_costs() -> dict[str, PhaseCost]:
+    return dict.fromkeys(PHASES, PhaseCost())
 
 
 @dataclass
 class Ledger:
-    phases: dict[str, PhaseCost] = field(default_factory=lambda: dict.fromkeys(PHASES, PhaseCost()))
+    """The costs of one host's episode by phase, and its largest number of parameters."""
+
+    phases: dict[str, PhaseCost] = field(default_factory=_no_costs)
     peak_params: int = 0
 
     def copy(self) -> Self:
+        """Return a ledger that later bookings in this one do not change."""
         return replace(self, phases=dict(self.phases))
 
     def settle(self, charges: Sequence[Charge], seconds: float) -> None:
-        """Charge a span that was timed as a whole:
-
-        phases share its seconds by FLOPs, by examples, or one has all.
-        """
-        examples, first = (
-            [count for _, count, _ in charges],
-            [int(number == 0) for number in range(len(charges))],
-        )
-        ways = [count * flops for _, count, flops in charges], examples, first
-        weights = next((way for way in ways if any(way)), first)
-        for (phase, count, each), weight in zip(charges, weights, strict=True):
-            cost, share = self.phases.get(phase, PhaseCost()), seconds * weight / sum(weights)
-            self.phases[phase] = PhaseCost(
-                cost.examples + count, cost.flops + count * each, cost.seconds + share
+        """Book charges of a span that was timed as a whole; their phases share its seconds."""
+        weights = _weigh(charges)
+        for charge, weight in zip(charges, weights, strict=True):
+            before = self.phases[charge.phase]
+            self.phases[charge.phase] = PhaseCost(
+                examples=before.examples + charge.examples,
+                flops=before.flops + charge.flops,
+                seconds=before.seconds + seconds * weight / sum(weights),
             )
 
     def counts(self) -> dict[str, int]:
-        """FLOPs and examples by phase and the largest size:
+        """Return FLOPs and examples by phase and the largest size.
 
-        all but seconds, which no two runs share.
+        Seconds are left out: no two runs share them.
         """
-        found = {f"{name}.examples": cost.examples for name, cost in self.phases.items()}
-        found |= {f"{name}.flops": cost.flops for name, cost in self.phases.items()}
-        return {**found, "peak_params": self.peak_params}
+        examples = {f"{name}.examples": cost.examples for name, cost in self.phases.items()}
+        flops = {f"{name}.flops": cost.flops for name, cost in self.phases.items()}
+        return {**examples, **flops, "peak_params": self.peak_params}
 
     @property
     def flops(self) -> int:
+        """FLOPs of all phases."""
         return sum(cost.flops for cost in self.phases.values())
+
+
+def _weigh(charges: Sequence[Charge]) -> list[int]:
+    """By what the charges of a span share its seconds: FLOPs, else examples, else all to the first.
+
+    A garden whose host cannot be priced has no FLOPs, and a span may have no examples either.
+    """
+    by_flops = [charge.flops for charge in charges]
+    if any(by_flops):
+        return by_flops
+    by_examples = [charge.examples for charge in charges]
+    if any(by_examples):
+        return by_examples
+    return [int(number == 0) for number in range(len(charges))]

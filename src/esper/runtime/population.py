@@ -270,7 +270,8 @@ class Population:
         split = run.splits.validation
 
         def measure() -> torch.Tensor:
-            charges.append(("counterfactual", len(split), network_flops(run.model, self.flops)))
+            whole = network_flops(run.model, self.flops)
+            charges.append(Charge("counterfactual", len(split), whole))
             return score_examples(run, split)
 
         with memory_errors():
