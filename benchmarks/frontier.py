@@ -1,7 +1,7 @@
 """Does growing pay? Held-out loss against compute: networks of every fixed depth beside grown ones.
 
     nvidia-cuda-mps-control -d  # on a GPU, so that processes share it well
-    F="python benchmarks/frontier.py --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for seconds
+    F="python benchmarks/frontier.py --again --device cuda:0 --out WORK"  # and --workers 5 --minutes 9, but for seconds
     $F --stage tune --rates 0.125 0.25 0.5 1 2
     $F --stage tune --depths 1 2 3 4 6 --rates 1 1.5 2
     $F --stage tune --depths 4 5 --rates 0.7 --plans 2-4@30
@@ -40,15 +40,17 @@
     $resnet --stage static --depths 3 4 --computes 1 --seeds 2 --rates 0.5
     $resnet --stage grown --arms "heuristic rate=0.5" --computes 0.6 1 --seeds 1 --rates 0.5
     $resnet --stage seconds --depths 2 3 4 6 --plans 2-4@30 --computes 0.12 --seeds 1
-    $F --report
+    $F --report --publish
 
 1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
 (`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
 last fifth of the budget falling to zero. A static depth is one trunk with a decay forked off for each compute; grown
 arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--stage plans`, which
 chooses a plan; the others are for what is claimed. Seconds are honest where one job has the machine to itself:
-that is `--stage seconds`. Each job leaves one file in --out, and is not run again. `--list` says what would run and how
-long it may take; with `--minutes` no job is begun that would not end in time.
+that is `--stage seconds`. Each job leaves one file in --out. A job that is there or in benchmarks/results/frontier.json
+is not run again; `--again` leaves that file aside. `--list` says what would run and how long it may take; with
+`--minutes` no job is begun that would not end in time. `--report` writes tables, JSON and figures of all these jobs to
+OUT/report, or with `--publish` to the project's own folders, in place of what is there.
 """
 
 import argparse
@@ -64,6 +66,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from frontier_arms import FIRST_SEED, Job, jobs_of, settings_of, setups
@@ -75,6 +78,8 @@ from esper.runtime.splits import Splits
 from esper.simic.team import code_digest
 from esper.storage.files import write_durably
 
+COMMITTED = Path(__file__).parent / "results" / "frontier.json"
+"""The committed report; it holds the jobs that it was made from."""
 STAGES = ("tune", "plans", "static", "grown", "why", "large", "seconds")
 LOADING, START = 30.0, 8.0
 """Seconds that a process takes to load and compile, and a job to be built, captured and scored."""
@@ -116,16 +121,20 @@ def read_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of finished jobs")
     parser.add_argument("--list", action="store_true", help="say what would run, and leave")
     parser.add_argument(
-        "--report", action="store_true", help="tables, JSON and figures of the jobs in --out"
+        "--again", action="store_true", help="run, and report, without the committed jobs"
     )
     parser.add_argument(
-        "--results", type=Path, help="where --report writes; the project's own folders if not given"
+        "--report", action="store_true", help="tables, JSON and figures, in OUT/report"
+    )
+    parser.add_argument(
+        "--publish", action="store_true", help="replace the committed report and its figures"
     )
     parser.add_argument(
         "--smoke", action="store_true", help="everything in small, to see whether it works"
     )
     options = parser.parse_args(given)
     options.amp = options.amp or ("bf16" if options.device.startswith("cuda") else "off")
+    options.again = options.again or options.smoke
     if options.smoke and not options.stage:
         options.stage, options.task, options.seeds = (
             list(STAGES),
@@ -169,16 +178,26 @@ def path_of(out: Path, job: Job) -> Path:
     return out / f"{job.key}.json"
 
 
-def is_done(out: Path, job: Job) -> bool:
-    """Whether the job's file is there; one of other settings is an error."""
-    path = path_of(out, job)
-    if not path.is_file():
+def finished_jobs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Records of finished jobs by key: the committed ones, and those of --out."""
+    found: dict[str, dict[str, Any]] = {}
+    if not options.again:
+        found |= json.loads(COMMITTED.read_text(encoding="utf-8"))["jobs"]
+    for path in options.out.glob("*.json"):
+        found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+    return dict(sorted(found.items()))
+
+
+def is_done(finished: Mapping[str, Mapping[str, Any]], job: Job) -> bool:
+    """Whether the job is among the finished ones; one of other settings is an error."""
+    if job.key not in finished:
         return False
-    known = json.loads(path.read_text())["settings"]
+    known = finished[job.key]["settings"]
     wanted = json.loads(json.dumps(settings_of(setups(job.is_smoke)[job.setup], job)))
     if differing := [key for key in wanted if known.get(key) != wanted[key]]:
         raise SystemExit(
-            f"{path} was run with other settings ({', '.join(differing)}); choose another --out."
+            f"{job.key} was run with other settings ({', '.join(differing)}); choose another "
+            "--out, and --again if it is a committed job."
         )
     return True
 
@@ -186,10 +205,12 @@ def is_done(out: Path, job: Job) -> bool:
 def paces_of(options: argparse.Namespace) -> dict[str, float]:
     """Seconds for 1.0 of compute by setup: as long as finished jobs took, else a guess for one H200."""
     found = {}
+    finished = finished_jobs(options).values()
     for name, setup in setups(options.smoke).items():
-        done = [json.loads(path.read_text()) for path in options.out.glob(f"{name}-*.json")]
         known = [
-            max(1.0, r["wall"] - START) / r["units"] * options.workers / r["workers"] for r in done
+            max(1.0, record["wall"] - START) / record["units"] * options.workers / record["workers"]
+            for record in finished
+            if record["settings"]["setup"] == name
         ]
         found[name] = (
             statistics.median(known)
@@ -213,16 +234,17 @@ def work(job: Job, options: argparse.Namespace) -> str:
         _loaded[job.setup] = load_splits(setup, options.data_root)
     splits = _loaded[job.setup]
     known = {
-        json.loads(path.read_text())["corpus"] for path in options.out.glob(f"{job.setup}-*.json")
+        record["corpus"]
+        for record in finished_jobs(options).values()
+        if record["settings"]["setup"] == job.setup
     }
     if others := known - {splits.corpus}:
         raise SystemExit(
-            f"{options.out} has jobs on {others.pop()}, but here is {splits.corpus}; "
-            f"choose another --out."
+            f"finished jobs are on {others.pop()}, but here is {splits.corpus}; choose another "
+            "--out, and --again to leave the committed jobs aside."
         )
-    if (
-        is_first and job.stage == "seconds"
-    ):  # a process's first job compiles and wakes the device: not to be timed
+    # a process's first job compiles and wakes the device: not to be timed
+    if is_first and job.stage == "seconds":
         run_job(setup, job, splits, options.device, options.amp)
     record = run_job(setup, job, splits, options.device, options.amp) | {
         "units": job.units,
@@ -296,14 +318,15 @@ def main(given: Sequence[str] | None = None) -> int:
     options = read_options(given)
     options.out.mkdir(parents=True, exist_ok=True)
     jobs = chosen_jobs(options)
-    missing = [job for job in jobs if not is_done(options.out, job)]
+    finished = finished_jobs(options)
+    missing = [job for job in jobs if not is_done(finished, job)]
     if options.list:
         show_list(missing, options)
         return 0
     failed = play_jobs(missing, options) if missing else 0
     if options.report or options.smoke:
-        results = options.results or (options.out / "report" if options.smoke else None)
-        report(str(__doc__).splitlines()[0], options.out, results, FIRST_SEED)
+        results = None if options.publish else options.out / "report"
+        report(str(__doc__).splitlines()[0], finished_jobs(options), results, FIRST_SEED)
     return int(failed > 0)
 
 

@@ -459,11 +459,13 @@ def written(found: Mapping[str, Any], times: float, sign: str = "", digits: int 
     return f"{times * found['mean']:{sign}.{digits}f}{error}"
 
 
-def gather(asks: str, out: Path, seeds: Mapping[str, int]) -> dict[str, Any]:
-    """What the jobs in a folder came to, setup by setup."""
-    records = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+def gather(
+    asks: str, jobs: Mapping[str, Mapping[str, Any]], seeds: Mapping[str, int]
+) -> dict[str, Any]:
+    """What jobs came to, setup by setup, and the jobs themselves."""
+    records = list(jobs.values())
     if not records:
-        raise SystemExit(f"{out} holds no jobs; run a --stage first.")
+        raise SystemExit("no job is finished; run a --stage first.")
     found: dict[str, Any] = {
         "asks": asks,
         "command": "python benchmarks/frontier.py",
@@ -476,12 +478,18 @@ def gather(asks: str, out: Path, seeds: Mapping[str, int]) -> dict[str, Any]:
         found["setups"][name] = summarise(
             name, [r for r in records if r["settings"]["setup"] == name]
         )
+    found["jobs"] = dict(jobs)
     return found
 
 
-def report(asks: str, out: Path, results: Path | None, seeds: Mapping[str, int]) -> None:
-    """Tables on the screen; JSON and one figure per setup into the project's folders, or into `results`."""
-    found = gather(asks, out, seeds)
+def report(
+    asks: str,
+    jobs: Mapping[str, Mapping[str, Any]],
+    results: Path | None,
+    seeds: Mapping[str, int],
+) -> None:
+    """Tables on the screen; JSON and one figure per setup into `results`, or into the project's folders."""
+    found = gather(asks, jobs, seeds)
     where, pictures = (
         (results, results)
         if results

@@ -240,19 +240,28 @@ PARTS = (
 )
 
 
-def page_of(bench, folder, records):
-    folder.mkdir()
-    for number, record in enumerate(records):
-        (folder / f"{number}.json").write_text(json.dumps(record))
+def committed_jobs(bench):
+    return json.loads(bench.frontier.COMMITTED.read_text(encoding="utf-8"))["jobs"]
+
+
+def page_of(bench, records):
     script = runpy.run_path(str(ROOT / "docs" / "make_frontier.py"))
-    return script["render"](bench.frontier_report.gather("", folder, {}))
+    jobs = {str(number): record for number, record in enumerate(records)}
+    return script["render"](bench.frontier_report.gather("", jobs, {}))
 
 
-def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, tmp_path):
-    records = [
-        json.loads(path.read_text())
-        for path in (ROOT / "benchmarks/results/frontier").glob("code*.json")
-    ]
+def test_the_committed_report_is_the_one_that_its_jobs_make(bench):
+    asks = bench.frontier.__doc__.splitlines()[0]
+    found = bench.frontier_report.gather(
+        asks, committed_jobs(bench), bench.frontier_arms.FIRST_SEED
+    )
+    committed = bench.frontier.COMMITTED.read_text(encoding="utf-8")
+    assert json.dumps(found, indent=1, allow_nan=False) + "\n" == committed
+
+
+def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench):
+    jobs = committed_jobs(bench)
+    records = [record for key, record in jobs.items() if key.startswith("code")]
     few = [
         r
         for r in records
@@ -260,7 +269,7 @@ def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, t
         and r["settings"]["stage"] != "seconds"
         and not any(word in r["settings"]["arm"] for word in ("warmup", "ramp"))
     ]
-    page = page_of(bench, tmp_path / "few", few)
+    page = page_of(bench, few)
     assert [part for part in PARTS if part in page] == []
     assert all(
         word not in page.partition("## Again")[2]
@@ -285,7 +294,7 @@ def test_the_page_has_a_part_for_what_was_run_and_none_for_what_was_not(bench, t
         *images,
         *(vary(r, " rate=0.5", factor=0.5) for r in images if "@" in r["settings"]["arm"]),
     ]
-    page = page_of(bench, tmp_path / "more", records + more)
+    page = page_of(bench, records + more)
     assert [part for part in PARTS if part in page] == list(PARTS)
     assert "nan" not in page
     held = page.partition("best depth of that rate")[2].partition("**Growing")[0]
@@ -354,18 +363,24 @@ def test_a_fork_is_the_run_that_it_stands_for(bench):
     assert rows[0]["loss"] != rows[1]["loss"]
 
 
-def test_a_job_of_other_settings_is_not_taken_as_done(bench, tmp_path):
+def test_a_job_of_other_settings_is_not_taken_as_done(bench):
     job = bench.frontier_arms.Job(
         "code", "static", "judge", bench.frontier_arms.Arm("static 2"), 1, (1.0,), True
     )
-    assert not bench.frontier.is_done(tmp_path, job)
+    assert not bench.frontier.is_done({}, job)
     settings = bench.frontier_arms.settings_of(bench.frontier_arms.setups(True)["code"], job)
-    path = bench.frontier.path_of(tmp_path, job)
-    path.write_text(json.dumps({"settings": settings}))
-    assert bench.frontier.is_done(tmp_path, job)
-    path.write_text(json.dumps({"settings": settings | {"lr": 7.0}}))
+    assert bench.frontier.is_done({job.key: {"settings": settings}}, job)
     with pytest.raises(SystemExit, match=r"\(lr\)"):
-        bench.frontier.is_done(tmp_path, job)
+        bench.frontier.is_done({job.key: {"settings": settings | {"lr": 7.0}}}, job)
+
+
+def test_committed_jobs_are_not_run_again_unless_asked(bench, tmp_path, capsys):
+    few = ["--stage", "static", "--depths", "4", "--seeds", "5", "--out", str(tmp_path), "--list"]
+    assert bench.frontier.main(few) == 0
+    assert capsys.readouterr().out.startswith("0 jobs")
+    assert bench.frontier.main([*few, "--again"]) == 0
+    assert "\n5 jobs" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
