@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from inheriting import BLOCK_ZERO  # registers it as well
+from random_blocks import BLOCK_ZERO  # registers it as well
 from throughput import generated
 from torch import nn
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ceilings import images
 from hardware import hardware
+from throughput import generated
 
 from esper.episodes import Episodes
 from esper.runtime.executors.graphs import GraphedExecutor
@@ -70,7 +70,7 @@ def grow(
 def many_hosts(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     hosts, examples, batch = (3, 16, 8) if options.tiny else (64, 2560, 256)
     task = replace(get_task("cifar10"), epoch_examples=examples, batch=batch, epochs=options.epochs)
-    splits = images(options.tiny, 64 if options.tiny else 50_000)
+    splits = generated(64, 8) if options.tiny else generated(50_000, 512)
     rows = {}
     for name, budget in {"default": None, "1 GiB": 1.0}.items():
         rows[name] = grow(
@@ -83,7 +83,7 @@ def many_hosts(options: argparse.Namespace, device: torch.device) -> dict[str, A
 def many_plans(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     hosts, plans = (2, 4) if options.tiny else (20, options.plans)
     task = replace(get_task("cifar10"), epoch_examples=64, batch=32, epochs=4)
-    splits = images(True, 64)
+    splits = generated(64, 8)
     started, rows = time.perf_counter(), []
     while len(rows) * hosts < plans and time.perf_counter() - started < options.seconds:
         seeds = [len(rows) * hosts + number for number in range(hosts)]

@@ -3,7 +3,6 @@
     python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
     python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
     python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
-    python benchmarks/throughput.py --device cuda --ceiling --steps 150 --out benchmarks/results/ceiling_h200.json
 
 The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
 written as JSON.
@@ -20,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from ceilings import measure_ceilings
 from hardware import hardware
 from rich.console import Console
 from rich.table import Table
@@ -374,11 +372,6 @@ def main() -> None:
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--streams", action="store_true")
     parser.add_argument("--against-plain", action="store_true")
-    parser.add_argument(
-        "--ceiling", action="store_true", help="against hand-written loops, see ceilings.py"
-    )
-    parser.add_argument("--arms", nargs="+", choices=("code", "resnet", "small"))
-    parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.executors = options.executors or (
@@ -387,9 +380,6 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    if options.ceiling:
-        measure_ceilings(options)
-        return
     options.splits = generated(50_000, 625)
     if options.decisions:
         rows = [

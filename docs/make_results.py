@@ -113,7 +113,7 @@ LIFECYCLES = """What the lifecycle is worth, with the same places: the earlier g
 evidence), every seed kept at once, and what is done now, with late pruning and without it. *earlier places*: those of
 the rule before."""
 
-EVIDENCE = """Is a measured contribution worth anything? `benchmarks/evidence.py` forks episodes at a decision: a seed
+EVIDENCE = """Is a measured contribution worth anything? `benchmarks/evidence.py` of commit 2465f68 forks episodes at a decision: a seed
 is kept in one branch and culled in the other, both go on with the same data and rates and end. The
 difference of their test losses is the seed's **realised gain**; {forks} forks. Before the fork every
 predictor had said its number. *early* is the first third, *late* where the learning rate has fallen or
