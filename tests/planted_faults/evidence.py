@@ -13,8 +13,8 @@ FAULTS = [
     Fault(
         "probation ends without a measurement",
         "leyline/lifecycle.py",
-        "return (SeedStage.FOSSILIZED, gate) if gate.passed else None",
-        "return SeedStage.FOSSILIZED, gate",
+        "return _StageEnd(SeedStage.FOSSILIZED, gate) if gate.passed else None",
+        "return _StageEnd(SeedStage.FOSSILIZED, gate)",
         "leyline/test_lifecycle.py::test_a_seed_that_nobody_measured_stays_on_probation_until_somebody_does",
     ),
     Fault(
@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         "incubation ends well without a measurement",
         "leyline/lifecycle.py",
-        "(SeedStage.BLENDING if gate.passed else SeedStage.CULLED)",
-        "(SeedStage.BLENDING if gate.verdict != 'failed' else SeedStage.CULLED)",
+        "SeedStage.BLENDING if gate.passed else SeedStage.CULLED",
+        "SeedStage.BLENDING if gate.verdict != 'failed' else SeedStage.CULLED",
         "leyline/test_lifecycle.py::test_incubation_ends_as_its_gate_says",
     ),
     Fault(

@@ -1,10 +1,10 @@
-"""Settings as frozen values:
+"""How settings are read and checked: plain values in, frozen values out, one line per mistake.
 
-read from plain values, every mistake in one clear line. Which settings: elsewhere.
+Which settings there are is said by the packages that use them.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from esper.leyline.errors import CONTROLS, SettingError
 
-MOST, _LONGEST = (
-    10**9,
-    2**20,
-)  # Largest number where a setting names none; letters of the longest file of settings.
+MOST = 10**9
+"""The largest number where a setting names no limit of its own."""
+_LONGEST = 2**20  # letters of the longest file of settings
 
 
 class Configuration(BaseModel):
@@ -34,53 +33,43 @@ class Configuration(BaseModel):
     def _values_are_sane(self) -> Self:
         for name, value in self:
             is_bound = any(hasattr(rule, "le") for rule in type(self).model_fields[name].metadata)
-            for part in (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, tuple)
-                else (value,)
-            ):
-                if isinstance(part, int | float) and abs(part) > MOST and not is_bound:
-                    raise ValueError(f"{name} is {str(part)[:20]}; numbers are at most {MOST:,}.")
-                if isinstance(part, str | Path) and CONTROLS.search(str(part)):
-                    raise ValueError(f"{name} is {str(part)!r}; a text has no control characters.")
+            for entry in _entries(value):
+                if isinstance(entry, int | float) and abs(entry) > MOST and not is_bound:
+                    raise ValueError(f"{name} is {str(entry)[:20]}; numbers are at most {MOST:,}.")
+                if isinstance(entry, str | Path) and CONTROLS.search(str(entry)):
+                    raise ValueError(f"{name} is {str(entry)!r}; a text has no control characters.")
         return self
 
     @classmethod
     def of(cls, values: Any, source: str = "the configuration") -> Self:
         """A checked configuration from plain values."""
         if not isinstance(values, dict):
-            raise SettingError(
-                f"{source} holds a {type(values).__name__}; it must be an object of "
-                f"keys and values."
-            )
+            kind = type(values).__name__
+            raise SettingError(f"{source} holds a {kind}; it must be an object of keys and values.")
+        # through JSON, so that lists and paths are read as a file of settings has them
+        text = json.dumps(values, default=str)
         try:
-            found = cls.model_validate_json(
-                json.dumps(values, default=str)
-            )  # lists and paths as JSON has them
+            settings = cls.model_validate_json(text)
         except ValidationError as problem:
-            raise SettingError(f"{source}: {'; '.join(_explain(cls, problem.errors()))}") from None
-        found.check()
-        return found
+            mistakes = "; ".join(_explain(cls, problem.errors()))
+            raise SettingError(f"{source}: {mistakes}") from None
+        settings.check()
+        return settings
 
     def check(self) -> None:
-        """Refuse what single fields cannot tell:
-
-        names that do not exist, combinations that make no sense.
-        """
+        """Refuse what no single field shows: unknown names, values that contradict each other."""
 
     def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
         """The same with some leaves changed, named by dotted keys such as ppo.lr."""
         values = self.model_dump(mode="json")
         for key, value in changes:
-            *parents, leaf = key.split(".")
-            place: Any = values
-            for parent in parents:
-                place = place.get(parent) if isinstance(place, dict) else None
-            if not isinstance(place, dict):
-                raise SettingError(f"{source}: {_unknown(type(self), key.split('.'))}")
-            place[leaf] = value
+            path = key.split(".")
+            section: Any = values
+            for name in path[:-1]:
+                section = section.get(name) if isinstance(section, dict) else None
+            if not isinstance(section, dict):
+                raise SettingError(f"{source}: {_unknown(type(self), path)}")
+            section[path[-1]] = value
         return type(self).of(values, source)
 
     def value(self, key: str) -> Any:
@@ -88,11 +77,20 @@ class Configuration(BaseModel):
         return attrgetter(key)(self)
 
 
+def _entries(value: Any) -> Iterable[Any]:
+    """The single values of a setting: of a dict or tuple its entries, else the value itself."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, tuple) else (value,)
+
+
 def read_json(path: str | Path) -> Any:
+    """What a file of settings holds, not checked yet; a file that is no JSON is refused."""
     try:
         with open(path, encoding="utf-8") as file:
-            if len(text := file.read(_LONGEST + 1)) > _LONGEST:
-                raise ValueError(f"it has more than {_LONGEST:,} letters")
+            text = file.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ValueError(f"it has more than {_LONGEST:,} letters")
         return json.loads(text)
     except OSError as problem:
         raise SettingError(
@@ -122,47 +120,58 @@ def read_value(text: str) -> Any:
 
 def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """Every leaf field by its dotted key."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found |= leaves(inner, f"{prefix}{name}.")
+            fields |= leaves(inner, f"{prefix}{name}.")
         else:
-            found[prefix + name] = field
-    return found
+            fields[prefix + name] = field
+    return fields
 
 
 def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
     """A few words for each mistake; of a list with a wrong entry, the entry alone is named."""
+    locations = [error["loc"] for error in errors]
     for error in errors:
-        path, message = [str(part) for part in error["loc"]], error["msg"]
-        if any(
-            len(other["loc"]) > len(path) and other["loc"][: len(path)] == error["loc"]
-            for other in errors
-        ):
+        location = error["loc"]
+        if any(_is_inside(other, location) for other in locations):
             continue
+        path = [str(part) for part in location]
+        key = ".".join(path)
         if error["type"] == "extra_forbidden":
             yield _unknown(model, path)
         elif error["type"] == "value_error":
-            yield ": ".join(filter(None, [".".join(path), str(error["ctx"]["error"])]))
+            reason = str(error["ctx"]["error"])
+            yield f"{key}: {reason}" if key else reason
         else:
             value = json.dumps(error["input"])
-            yield f"{'.'.join(path)} is {value}: {message[0].lower()}{message[1:]}"
+            message = error["msg"]
+            yield f"{key} is {value}: {message[0].lower()}{message[1:]}"
+
+
+def _is_inside(inner: Sequence[Any], outer: Sequence[Any]) -> bool:
+    """Whether a mistake's location is an entry of another mistake's location."""
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _unknown(model: type[BaseModel], path: Sequence[str]) -> str:
-    key, section = ".".join(path), ".".join(path[:-1])
-    known = [
-        *leaves(model),
-        *{leaf.rpartition(".")[0]: None for leaf in leaves(model) if "." in leaf},
-    ]
-    siblings = {
-        name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section
-    }
-    near = [siblings[name] for name in get_close_matches(path[-1], siblings, n=1)]
-    near += [name for name in known if name.endswith(f".{path[-1]}")]
-    near += [] if siblings and section else get_close_matches(key, known, n=1)
-    hint = (
-        f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(siblings.values() or known)}."
-    )
-    return f"unknown key {key!r}. {hint}"
+    """What to say of a key that no section has: the nearest known one, or all of its section."""
+    key = ".".join(path)
+    section = ".".join(path[:-1])
+    leaf = path[-1]
+    known = list(leaves(model))
+    # the sections themselves, each once
+    known += dict.fromkeys(name.rpartition(".")[0] for name in known if "." in name)
+    siblings: dict[str, str] = {}
+    for name in known:
+        parent, _, last = name.rpartition(".")
+        if parent == section:
+            siblings[last] = name
+    near = [siblings[name] for name in get_close_matches(leaf, siblings, n=1)]
+    near += [name for name in known if name.endswith(f".{leaf}")]
+    if not siblings or not section:
+        near += get_close_matches(key, known, n=1)
+    if near:
+        return f"unknown key {key!r}. Did you mean {near[0]!r}?"
+    return f"unknown key {key!r}. Known: {', '.join(siblings.values() or known)}."

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import SupportsFloat
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters that a terminal obeys instead of showing them."""
 
 
 def printable(text: str) -> str:
@@ -26,18 +27,17 @@ def is_number(value: object, least: float = -math.inf, *, is_whole: bool = False
 
 def complain(text: str) -> None:
     """One line on standard error, whatever the lines of the text."""
-    print(
-        "esper:",
-        printable(re.sub(r"\n\s*", " ", re.sub(r"(?<=\w)\n\s*", "; ", text.strip()))),
-        file=sys.stderr,
-    )
+    # a line that ends without a full stop is joined by a semicolon, every other one by a space
+    joined = re.sub(r"(?<=\w)\n\s*", "; ", text.strip())
+    one_line = re.sub(r"\n\s*", " ", joined)
+    print("esper:", printable(one_line), file=sys.stderr)
 
 
 class EsperError(Exception):
-    """Base of all errors that a caller can cause; the command line ends with exit code 2.
+    """Raised as one of its subclasses for every mistake that a caller can make.
 
-    The message says what was wrong, the rule, and the way out. Catch it around a call whose input
-    comes from a user:
+    The message says what was wrong, the rule, and the way out; the command line prints it and ends
+    with exit code 2. Catch it around a call whose input comes from a user:
 
     >>> import esper
     >>> try:
@@ -49,7 +49,7 @@ class EsperError(Exception):
 
 
 class UnknownNameError(EsperError, LookupError):
-    """A name is in no registry.
+    """Raised when a name is in no registry.
 
     Use the nearest known name, which the message offers, or register your own first.
     """
@@ -59,167 +59,166 @@ class UnknownNameError(EsperError, LookupError):
         close = get_close_matches(str(name), known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         listing = ", ".join(known) or "none"
-        super().__init__(
-            f"unknown {kind} {name!r}.{hint} Known: {listing}.{' ' + advice if advice else ''}"
-        )
+        ending = f" {advice}" if advice else ""
+        super().__init__(f"unknown {kind} {name!r}.{hint} Known: {listing}.{ending}")
 
 
 class NameTakenError(EsperError, ValueError):
-    """A registry already has this name.
+    """Raised when a registry already has this name.
 
     Choose another name, or pass `replace=True`.
     """
 
 
 class SlotIdError(EsperError, ValueError):
-    """A slot id is not r<row>c<column>, or a set of ids is empty or repeats one.
+    """Raised when a slot id is not r<row>c<column>, or a set of ids is empty or repeats one.
 
     Write ids such as "r0c0", each one once.
     """
 
 
 class IllegalTransitionError(EsperError, ValueError):
-    """A slot was moved to a stage that the lifecycle's table does not allow.
+    """Raised when a slot is moved to a stage that the lifecycle's table does not allow.
 
     Move only along `TRANSITIONS`; the message lists the stages that can follow.
     """
 
 
 class SettingError(EsperError, ValueError):
-    """A setting is outside its range, or two settings contradict each other.
+    """Raised when a setting is outside its range, or two settings contradict each other.
 
     Change the setting that the message names.
     """
 
 
 class NotCompiledError(SettingError):
-    """Something is not compiled yet where nothing can be: in a captured graph.
+    """Raised when a captured graph needs a kernel that is not compiled yet.
 
-    Run it once before the capture, or use the eager executor.
+    Run the step once before the capture, or use the eager executor.
     """
 
 
 class IllegalActionError(EsperError, ValueError):
-    """An action cannot be applied now; nothing has changed.
+    """Raised when an action cannot be applied now; nothing has changed.
 
-    Ask `is_legal` first, or catch this and wait.
+    Ask `is_legal` first, or catch this error and wait.
     """
 
 
 class SlotOccupiedError(IllegalActionError):
-    """A seed was to germinate in a slot that is not DORMANT.
+    """Raised when a seed is to germinate in a slot that is not DORMANT.
 
     Wait until the slot is DORMANT, or choose another one.
     """
 
 
 class NoLiveSeedError(IllegalActionError):
-    """A seed was to be culled or fossilized in a slot that holds none.
+    """Raised when a seed is to be culled or fossilized in a slot that holds none.
 
-    Germinate one first.
+    Germinate a seed there first.
     """
 
 
 class SeedTooYoungError(IllegalActionError):
-    """A seed was to be culled before it has trained its first epochs.
+    """Raised when a seed is to be culled before it has trained its first epochs.
 
     Train an epoch first.
     """
 
 
 class NotMeasuredError(IllegalActionError):
-    """A seed was to be fossilized off probation or without a measured contribution.
+    """Raised when a seed is to be fossilized off probation or without a measured contribution.
 
     Train it to probation and measure it first.
     """
 
 
 class BudgetExceededError(IllegalActionError):
-    """A seed would lift the network above its parameter budget.
+    """Raised when a seed would lift the network above its parameter budget.
 
     Choose a smaller blueprint, cull a seed, or raise the budget.
     """
 
 
 class SeedLimitError(IllegalActionError):
-    """A seed more than `max_seeds` was to be planted.
+    """Raised when one seed more than `max_seeds` is to be planted.
 
-    Cull one, or raise `max_seeds`.
+    Cull a seed, or raise `max_seeds`.
     """
 
 
 class BlueprintMismatchError(IllegalActionError):
-    """A blueprint's modules cannot work on the features of the slot.
+    """Raised when a blueprint's modules cannot work on the features of the slot.
 
     Choose one of the blueprints that the message lists.
     """
 
 
 class HostError(EsperError, ValueError):
-    """A host lacks a named sub-module, or has features that no seed can read.
+    """Raised when a host lacks a named sub-module, or has features that no seed can read.
 
     Name other modules as slots, or change the host as the message says.
     """
 
 
 class BlueprintError(EsperError, ValueError):
-    """A registered blueprint breaks a promise that every seed makes.
+    """Raised when a registered blueprint breaks a promise that every seed makes.
 
     Correct the blueprint; the message names the promise.
     """
 
 
 class OptimizerError(EsperError, ValueError):
-    """An optimiser or scheduler cannot follow a growing network.
+    """Raised when an optimiser or scheduler cannot follow a growing network.
 
     Use one that the message names, or create the scheduler after `attach`.
     """
 
 
 class MeasurementError(EsperError, ValueError):
-    """Held-out values are no evidence: a scalar, NaN, or unpaired.
+    """Raised when held-out values are no evidence: a scalar, NaN, or unpaired.
 
     Return one finite loss per held-out example, in the same order every time.
     """
 
 
 class DataError(EsperError, ValueError):
-    """A data set is missing, truncated or not what it claims to be.
+    """Raised when a data set is missing, truncated or not what it claims to be.
 
     Fetch it again, or correct the examples that the message names.
     """
 
 
 class DeviceError(EsperError, ValueError):
-    """A device is missing, not supported, or out of memory.
+    """Raised when a device is missing, not supported, or out of memory.
 
     Name another device, or lower the batch or the number of hosts.
     """
 
 
 class SaveError(EsperError, ValueError):
-    """A save or a run folder is incomplete, altered, or belongs to something else.
+    """Raised when a save or a run folder is incomplete, altered, or belongs to something else.
 
     Restore it from a copy, or use another save or folder.
     """
 
 
 class MaskError(EsperError, ValueError):
-    """A choice has nothing that is possible, or its mask has the wrong shape.
+    """Raised when a choice has nothing that is possible, or its mask has the wrong shape.
 
     Pass masks made for the same slots and blueprints; each needs one legal choice.
     """
 
 
 class CheckpointMismatchError(EsperError, RuntimeError):
-    """A checkpoint has weights for other slots, blueprints or observations.
+    """Raised when a checkpoint has weights for other slots, blueprints or observations.
 
     Use a checkpoint that was trained for the same ones, or train a new policy.
     """
 
 
 class EnvironmentMismatchError(EsperError, ValueError):
-    """An environment has spaces or behaviour that the learner does not know.
+    """Raised when an environment has spaces or behaviour that the learner does not know.
 
     Wrap it so that it has spaces the message names.
     """

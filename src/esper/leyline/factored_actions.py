@@ -1,11 +1,11 @@
-"""What can be done to a network:
+"""What can be done to a network: op + slot + blueprint + blend, as indices and tables.
 
-op + slot + blueprint + blend. Indices and tables; nothing here applies an action.
+Nothing here applies an action; whether one is possible is said by `legality`.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
+from typing import NoReturn, Self
 
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.slots import SlotConfig
@@ -14,25 +14,45 @@ from esper.leyline.slots import SlotConfig
 class LifecycleOp(IntEnum):
     """What to do this epoch. Stages advance by themselves, so there is no op for it."""
 
-    WAIT, GERMINATE, CULL, FOSSILIZE = range(4)
+    WAIT = 0
+    GERMINATE = 1
+    CULL = 2
+    FOSSILIZE = 3
 
 
 class BlendAction(IntEnum):
     """How a seed's share of the output rises from 0 to 1."""
 
-    LINEAR, SIGMOID, GATED = range(3)
+    LINEAR = 0
+    SIGMOID = 1
+    GATED = 2
 
     def to_algorithm_id(self) -> str:
+        """The blend's name in settings and logs."""
         return self.name.lower()
 
 
 class BlueprintAction(IntEnum):
-    """The built-in blueprints, numbered. NOOP means "none" and is never legal to germinate."""
+    """The built-in blueprints, numbered. NOOP means "none" and is never legal to germinate.
 
-    NOOP, CONV_LIGHT, ATTENTION, NORM, DEPTHWISE, BOTTLENECK = range(6)
-    CONV_SMALL, CONV_HEAVY, INVERTED_BOTTLENECK, LORA, MLP_SMALL, MLP = range(6, 12)
+    `kasmina.blueprints` says how each is built, and refuses to load if it builds others.
+    """
+
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+    INVERTED_BOTTLENECK = 8
+    LORA = 9
+    MLP_SMALL = 10
+    MLP = 11
 
     def to_blueprint_id(self) -> str | None:
+        """The blueprint's name in the registry; None for NOOP."""
         return None if self is BlueprintAction.NOOP else self.name.lower()
 
 
@@ -41,17 +61,29 @@ BLEND_IDS: tuple[str, ...] = tuple(blend.to_algorithm_id() for blend in BlendAct
 BLUEPRINT_IDS: tuple[str | None, ...] = tuple(
     blueprint.to_blueprint_id() for blueprint in BlueprintAction
 )
-OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE = (int(op) for op in LifecycleOp)
-Choice = tuple[int, int, int, int]  # One decision as indices: op, slot, blueprint, blend.
 NUM_OPS = len(OP_NAMES)
 NUM_BLENDS = len(BLEND_IDS)
 NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
 
+# plain numbers for loops that compare many
+OP_WAIT = int(LifecycleOp.WAIT)
+OP_GERMINATE = int(LifecycleOp.GERMINATE)
+OP_CULL = int(LifecycleOp.CULL)
+OP_FOSSILIZE = int(LifecycleOp.FOSSILIZE)
+_OPS = tuple(LifecycleOp)  # indexed several times as fast as `LifecycleOp(index)`
+
+Choice = tuple[int, int, int, int]
+"""One decision as indices: op, slot, blueprint, blend."""
+ChoiceNames = tuple[str, str, str | None, str]
+"""One decision as names, in the same order."""
+
 _FOR_TOKENS_ONLY = {BlueprintAction.LORA, BlueprintAction.MLP_SMALL, BlueprintAction.MLP}
 CNN_BLUEPRINTS = frozenset(BlueprintAction) - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
+"""The built-in blueprints for images."""
 TRANSFORMER_BLUEPRINTS = frozenset(
     {*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM}
 )
+"""The built-in blueprints for sequences."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +95,19 @@ class ActionSpace:
 
     slots: SlotConfig
     blueprint_ids: tuple[str | None, ...] = BLUEPRINT_IDS
+    """None, which stands for "no blueprint", then the names that may be planted"""
     blends: tuple[str, ...] = BLEND_IDS
 
     def __post_init__(self) -> None:
-        if (
-            len(self.blueprint_ids) < 2
-            or self.blueprint_ids[0] is not None
-            or None in self.blueprint_ids[1:]
-        ):
-            rule = (
-                "must be None, then one name or more; build the space with "
-                "ActionSpace.of(slots, blueprints)."
+        none, *names = self.blueprint_ids or ("",)
+        if none is not None or not names or None in names:
+            raise SettingError(
+                f"blueprint_ids {self.blueprint_ids} must be None, then one name or more; build "
+                f"the space with ActionSpace.of(slots, blueprints)."
             )
-            raise SettingError(f"blueprint_ids {self.blueprint_ids} {rule}")
-        for what, names in (("blueprint", self.blueprint_ids), ("blend", self.blends)):
-            if len(set(names)) != len(names):
-                raise SettingError(f"{what} ids {names} repeat a name; list each one once.")
+        for what, ids in {"blueprint": self.blueprint_ids, "blend": self.blends}.items():
+            if len(set(ids)) != len(ids):
+                raise SettingError(f"{what} ids {ids} repeat a name; list each one once.")
         for blend in self.blends:
             if blend not in BLEND_IDS:
                 raise UnknownNameError("blend", blend, BLEND_IDS)
@@ -98,19 +127,21 @@ class ActionSpace:
         return NUM_OPS, self.slots.num_slots, len(self.blueprint_ids), len(self.blends)
 
     def blueprint_index(self, blueprint_id: str | None) -> int:
+        """The number of a blueprint in this run; an unknown name gets the nearest one."""
         if blueprint_id not in self.blueprint_ids:
-            raise UnknownNameError(
-                "blueprint", blueprint_id, (name for name in self.blueprint_ids if name)
-            )
+            known = [name for name in self.blueprint_ids if name]
+            raise UnknownNameError("blueprint", blueprint_id, known)
         return self.blueprint_ids.index(blueprint_id)
 
     def blend_index(self, blend_id: str) -> int:
+        """The number of a blend in this run; an unknown name gets the nearest one."""
         if blend_id not in self.blends:
             raise UnknownNameError("blend", blend_id, self.blends)
         return self.blends.index(blend_id)
 
 
 DEFAULT_SPACE = ActionSpace(SlotConfig.default())
+"""Three slots, all built-in blueprints, all blends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,40 +165,58 @@ class FactoredAction:
         space: ActionSpace = DEFAULT_SPACE,
     ) -> Self:
         """Look the four indices up in `space`; an index outside it is refused by head."""
-        _, slot_id, blueprint_id, blend_id = look_up(
-            space, op_idx, slot_idx, blueprint_idx, blend_idx
+        names = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+        _, slot_id, blueprint_id, blend_id = names
+        return cls(
+            op=LifecycleOp(op_idx),
+            slot_idx=int(slot_idx),
+            blueprint_id=blueprint_id,
+            blend_algorithm_id=blend_id,
+            slot_id=slot_id,
         )
-        return cls(LifecycleOp(op_idx), int(slot_idx), blueprint_id, blend_id, slot_id)
 
     @property
     def is_germinate(self) -> bool:
+        """Whether it plants a seed."""
         return self.op is LifecycleOp.GERMINATE
 
     @property
     def is_cull(self) -> bool:
+        """Whether it removes a live seed."""
         return self.op is LifecycleOp.CULL
 
     @property
     def is_fossilize(self) -> bool:
+        """Whether it makes a live seed part of the host."""
         return self.op is LifecycleOp.FOSSILIZE
 
 
-def look_up(
-    space: ActionSpace, op: int, slot: int, blueprint: int, blend: int
-) -> tuple[str, str, str | None, str]:
-    """Names of op, slot, blueprint and blend, from the tables alone; an index outside the space is
-    refused by head.
+def look_up(space: ActionSpace, op: int, slot: int, blueprint: int, blend: int) -> ChoiceNames:
+    """Names of op, slot, blueprint and blend, from the tables alone.
+
+    An index outside the space is refused by head.
     """
-    given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
-    for (head, index), size in zip(given.items(), space.sizes, strict=True):
+    if op < 0 or slot < 0 or blueprint < 0 or blend < 0:  # a tuple would count from its end
+        _refuse_index(space, op, slot, blueprint, blend)
+    try:
+        names = (
+            OP_NAMES[op],
+            space.slots.slot_ids[slot],
+            space.blueprint_ids[blueprint],
+            space.blends[blend],
+        )
+    except IndexError:
+        _refuse_index(space, op, slot, blueprint, blend)
+    assert names[0] == _OPS[op].name, names[0]  # the tables say what the enums say
+    return names
+
+
+def _refuse_index(space: ActionSpace, *choice: int) -> NoReturn:
+    """Name the first head whose index is outside the space."""
+    heads = ("op", "slot", "blueprint", "blend")
+    for head, index, size in zip(heads, choice, space.sizes, strict=True):
         if not 0 <= index < size:
             raise SettingError(
                 f"{head} index {index} is outside this run's space; it has indices 0 to {size - 1}."
             )
-    assert OP_NAMES[op] == LifecycleOp(op).name, OP_NAMES[op]  # the tables say what the enums say
-    return (
-        OP_NAMES[op],
-        space.slots.slot_ids[slot],
-        space.blueprint_ids[blueprint],
-        space.blends[blend],
-    )
+    raise AssertionError(f"no index of {choice} is outside {space.sizes}")

@@ -21,9 +21,10 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and math.isfinite(self.standard_error)):
-            found = f"mean {self.mean} with standard error {self.standard_error}"
             raise MeasurementError(
-                f"{found} is not finite; the host has diverged or the evaluation is broken."
+                f"mean {self.mean} with standard error {self.standard_error} is not finite; the "
+                f"host has diverged or the evaluation is broken. Lower the learning rate, or "
+                f"return finite losses."
             )
 
     def __str__(self) -> str:
@@ -31,6 +32,8 @@ class Measurement:
 
 
 class Verdict(StrEnum):
+    """What a gate concluded. Only PASSED lets a seed move on."""
+
     PASSED = "passed"
     FAILED = "failed"
     NOT_MEASURED = "not measured"
@@ -41,8 +44,10 @@ class GateEvidence:
     """What one gate saw, what it needed, and what it concluded."""
 
     name: str
+    """G0, G1, G2, G3 or G5"""
     measured: float | None
     needed: str
+    """the rule in words"""
     verdict: Verdict
     reason: str
 
@@ -52,45 +57,52 @@ class GateEvidence:
     ) -> Self:
         """The one way to a verdict: without a finite measurement `passes` is not even looked at."""
         if measured is None or math.isnan(measured):
-            return cls(name, None, needed, Verdict.NOT_MEASURED, "nothing was measured")
-        return cls(name, measured, needed, Verdict.PASSED if passes else Verdict.FAILED, reason)
+            return cls(
+                name=name,
+                measured=None,
+                needed=needed,
+                verdict=Verdict.NOT_MEASURED,
+                reason="nothing was measured",
+            )
+        verdict = Verdict.PASSED if passes else Verdict.FAILED
+        return cls(name=name, measured=measured, needed=needed, verdict=verdict, reason=reason)
 
     @property
     def passed(self) -> bool:
+        """Whether the gate lets the seed move on."""
         return self.verdict is Verdict.PASSED
 
 
 def shape_gate(deviation: float | None, must_be_identity: bool) -> GateEvidence:
     """G0: the newborn seed keeps its input's shape and, unless born with a scale, its values."""
-    needed = "same shape, deviation 0" if must_be_identity else "same shape, finite output"
-    passes = deviation is not None and (
-        deviation == 0.0 if must_be_identity else math.isfinite(deviation)
-    )
-    return GateEvidence.judge(
-        "G0", deviation, needed, passes, f"largest deviation from its input: {deviation}"
-    )
+    if must_be_identity:
+        needed = "same shape, deviation 0"
+        passes = deviation == 0.0
+    else:
+        needed = "same shape, finite output"
+        passes = deviation is not None and math.isfinite(deviation)
+    reason = f"largest deviation from its input: {deviation}"
+    return GateEvidence.judge("G0", deviation, needed, passes, reason)
 
 
 def optimizer_gate(orphans: int | None) -> GateEvidence:
     """G1: every parameter of the seed is in an optimiser."""
     measured = None if orphans is None else float(orphans)
-    return GateEvidence.judge(
-        "G1", measured, "0 parameters without an optimiser", orphans == 0, f"{orphans} orphans"
-    )
+    needed = "0 parameters without an optimiser"
+    return GateEvidence.judge("G1", measured, needed, orphans == 0, f"{orphans} orphans")
 
 
 def shadow_gate(gain: Measurement | None, training_length: int) -> GateEvidence:
-    """G2:
+    """G2: at full strength the seed beats the host on held-out examples.
 
-    at full strength the seed beats the host on held-out examples, or it was not incubated at all.
+    A seed that is not incubated at all (`training_length` 0) passes.
     """
     needed = "held-out loss with the seed below the host's, or TRAINING of length 0"
     if training_length == 0:
         return GateEvidence.judge("G2", 0.0, needed, True, "TRAINING has length 0")
     mean = None if gain is None else gain.mean
-    return GateEvidence.judge(
-        "G2", mean, needed, mean is not None and mean > 0, f"shadow loss gain {gain}"
-    )
+    passes = mean is not None and mean > 0
+    return GateEvidence.judge("G2", mean, needed, passes, f"shadow loss gain {gain}")
 
 
 def ramp_gate(alpha: float) -> GateEvidence:

@@ -1,4 +1,4 @@
-"""What the life of a seed looks like and how an epoch moves it forward.
+"""What a slot remembers of its seed, and how an epoch moves the seed to its next stage.
 
 Plain data: no tensors, no modules, no logging.
 """
@@ -18,41 +18,39 @@ from esper.leyline.gates import (
 )
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
 
-MIN_CULL_AGE = 1  # Epochs a seed must train before it may be culled.
+MIN_CULL_AGE = 1
+"""Epochs a seed must train before it may be culled."""
 _SIGMOID_STEEPNESS = 10.0
 
 
 @dataclass(frozen=True)
 class StageLengths:
-    """How many epochs each stage of a seed's life lasts unless a policy ends it earlier.
+    """How many epochs each of a slot's stages lasts unless a policy ends it earlier.
 
     >>> import esper
     >>> esper.StageLengths(ramp=3)
     StageLengths(training=0, ramp=3, probation=1, embargo=3, resetting=1)
     """
 
-    # incubation before blending; 0 starts to blend at once, which did better in our measurements
     training: int = 0
-    # epochs from alpha 0 to 1; 1 is fully blended in from the first epoch, 0 kept at once,
-    # unmeasured
+    """incubation before blending; 0 blends at once, which did better in our measurements"""
     ramp: int = 1
-    probation: int = 1  # measured epochs at full strength before a seed is kept
-    embargo: int = 3  # epochs a slot stays closed after a cull
-    resetting: int = 1  # epochs between embargo and the next chance
+    """epochs from alpha 0 to 1; 1 is fully blended in at once, 0 is kept at once, unmeasured"""
+    probation: int = 1
+    """measured epochs at full strength before a seed is kept"""
+    embargo: int = 3
+    """epochs a slot stays closed after a cull"""
+    resetting: int = 1
+    """epochs between the embargo and the next chance"""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("training", 0),
-            ("ramp", 0),
-            ("probation", 1),
-            ("embargo", 0),
-            ("resetting", 0),
-        ):
+        shortest = {"training": 0, "ramp": 0, "probation": 1, "embargo": 0, "resetting": 0}
+        for name, least in shortest.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise SettingError(
-                    f"StageLengths.{name} must be a whole number of at least {least}, "
-                    f"got {value!r}."
+                    f"StageLengths.{name} must be a whole number of at least {least}, got "
+                    f"{value!r}."
                 )
         if self.training and not self.ramp:
             raise SettingError(
@@ -61,18 +59,22 @@ class StageLengths:
 
 
 def ramp_alpha(blend_id: str, progress: float) -> float:
-    """A seed's share of the output after `progress` (0 to 1) of its ramp; exactly 0 and 1 at the
-    ends.
+    """A seed's share of the output after `progress` (0 to 1) of its ramp.
+
+    It is exactly 0 and exactly 1 at the ends.
     """
     if blend_id not in BLEND_IDS:
         raise UnknownNameError("blend", blend_id, BLEND_IDS)
     progress = min(max(progress, 0.0), 1.0)
     if blend_id != "sigmoid" or progress in (0.0, 1.0):
         return progress
-    low, middle, high = (
-        1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x)) for x in (-0.5, progress - 0.5, 0.5)
-    )
-    return (middle - low) / (high - low)
+    low = _sigmoid(-0.5)
+    high = _sigmoid(0.5)
+    return (_sigmoid(progress - 0.5) - low) / (high - low)
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,21 @@ class SeedState:
     stage: SeedStage = SeedStage.DORMANT
     epochs_in_stage: int = 0
     age: int = 0
+    """epochs that the live seed has trained"""
     alpha: float = 0.0
+    """the seed's share of the output, 0 to 1"""
     blueprint_id: str | None = None
     blend_id: str | None = None
     contribution: Measurement | None = None
+    """slot on against slot off, as last measured"""
     shadow_gain: Measurement | None = None
+    """seed at full strength against the host alone, as measured while it is incubated"""
     gates: tuple[GateEvidence, ...] = ()
+    """the newest evidence of each gate, in the order of judging"""
 
     @property
     def is_live(self) -> bool:
+        """Whether the slot holds a seed of its own."""
         return self.stage in LIVE_STAGES
 
     def advance(self, to: SeedStage) -> Self:
@@ -106,70 +114,82 @@ class SeedState:
         return replace(self, stage=to, epochs_in_stage=0, alpha=alpha)
 
     def judged(self, evidence: GateEvidence) -> Self:
-        return replace(
-            self, gates=(*(gate for gate in self.gates if gate.name != evidence.name), evidence)
-        )
+        """The same with this evidence, in place of what the same gate said before."""
+        others = [gate for gate in self.gates if gate.name != evidence.name]
+        return replace(self, gates=(*others, evidence))
 
     def measured(self, contribution: Measurement) -> Self:
+        """The same with a contribution, and with the judgement of the counterfactual gate."""
         return replace(self, contribution=contribution).judged(counterfactual_gate(contribution))
 
     def incubated(self, gain: Measurement) -> Self:
+        """The same with a shadow gain; its gate judges when the stage ends."""
         return replace(self, shadow_gain=gain)
 
 
 def germinate(blueprint_id: str, blend_id: str) -> SeedState:
     """A slot in which a seed has just been planted."""
-    return replace(
-        SeedState().advance(SeedStage.GERMINATED), blueprint_id=blueprint_id, blend_id=blend_id
-    )
+    germinated = SeedState().advance(SeedStage.GERMINATED)
+    return replace(germinated, blueprint_id=blueprint_id, blend_id=blend_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageEnd:
+    """Where a slot goes when a stage is over, and the evidence that decided, if a gate did."""
+
+    target: SeedStage
+    evidence: GateEvidence | None = None
 
 
 def tick(state: SeedState, lengths: StageLengths) -> SeedState:
-    """The state for the epoch that is about to be trained:
+    """The state for the epoch that is about to be trained.
 
-    stages that are over end, alpha takes its next step.
+    Stages that are over end, and alpha takes its next step.
     """
-    while (ending := _natural_end(state, lengths)) is not None:
-        target, evidence = ending
-        state = (state if evidence is None else state.judged(evidence)).advance(target)
-        if target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
-            # both are seen for one epoch, so that reports show how the seed's life ended
+    while True:
+        end = _find_end(state, lengths)
+        if end is None:
+            break
+        if end.evidence is not None:
+            state = state.judged(end.evidence)
+        state = state.advance(end.target)
+        if end.target in (SeedStage.FOSSILIZED, SeedStage.CULLED):
+            # both are seen for one epoch, so that reports show how the seed ended
             break
     if state.stage is SeedStage.DORMANT:
         return state
-    epochs, alpha = state.epochs_in_stage + 1, state.alpha
+    epochs = state.epochs_in_stage + 1
+    alpha = state.alpha
     if state.stage is SeedStage.BLENDING:
         assert state.blend_id is not None
         alpha = ramp_alpha(state.blend_id, epochs / lengths.ramp)
     return replace(state, epochs_in_stage=epochs, age=state.age + state.is_live, alpha=alpha)
 
 
-def _natural_end(
-    state: SeedState, lengths: StageLengths
-) -> tuple[SeedStage, GateEvidence | None] | None:
-    """Where a stage goes when its time is over, with the evidence that decided; None while it
-    lasts.
-    """
+def _find_end(state: SeedState, lengths: StageLengths) -> _StageEnd | None:
+    """How the present stage ends now; None while it lasts."""
+    epochs = state.epochs_in_stage
     match state.stage:
         case SeedStage.GERMINATED:
-            return (SeedStage.TRAINING if lengths.ramp else SeedStage.FOSSILIZED), None
-        case SeedStage.TRAINING if state.epochs_in_stage >= lengths.training:
+            return _StageEnd(SeedStage.TRAINING if lengths.ramp else SeedStage.FOSSILIZED)
+        case SeedStage.TRAINING if epochs >= lengths.training:
             gate = shadow_gate(state.shadow_gain, lengths.training)
-            return (SeedStage.BLENDING if gate.passed else SeedStage.CULLED), gate
-        case SeedStage.BLENDING if (gate := ramp_gate(state.alpha)).passed:
-            return SeedStage.PROBATIONARY, gate
-        case SeedStage.PROBATIONARY if state.epochs_in_stage >= lengths.probation:
+            return _StageEnd(SeedStage.BLENDING if gate.passed else SeedStage.CULLED, gate)
+        case SeedStage.BLENDING:
+            gate = ramp_gate(state.alpha)
+            return _StageEnd(SeedStage.PROBATIONARY, gate) if gate.passed else None
+        case SeedStage.PROBATIONARY if epochs >= lengths.probation:
             # early evidence does not say what a seed is worth at the end, so that it was measured
             # is enough
             gate = counterfactual_gate(state.contribution)
-            return (SeedStage.FOSSILIZED, gate) if gate.passed else None
+            return _StageEnd(SeedStage.FOSSILIZED, gate) if gate.passed else None
         case SeedStage.FOSSILIZED:
-            return SeedStage.DORMANT, None
+            return _StageEnd(SeedStage.DORMANT)
         case SeedStage.CULLED:
-            return SeedStage.EMBARGOED, None
-        case SeedStage.EMBARGOED if state.epochs_in_stage >= lengths.embargo:
-            return SeedStage.RESETTING, None
-        case SeedStage.RESETTING if state.epochs_in_stage >= lengths.resetting:
-            return SeedStage.DORMANT, None
+            return _StageEnd(SeedStage.EMBARGOED)
+        case SeedStage.EMBARGOED if epochs >= lengths.embargo:
+            return _StageEnd(SeedStage.RESETTING)
+        case SeedStage.RESETTING if epochs >= lengths.resetting:
+            return _StageEnd(SeedStage.DORMANT)
         case _:
             return None

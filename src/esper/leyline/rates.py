@@ -1,5 +1,6 @@
-"""Learning-rate plans as pure functions: what the rate is at each point of an episode, and when it
-is low. No torch here.
+"""Learning-rate plans: the rate at each point of an episode, and when it is low.
+
+Pure functions of numbers; what writes a rate into an optimiser is elsewhere.
 """
 
 import math
@@ -12,6 +13,8 @@ _ROUNDING = 1e-6  # 3e-5 is a tenth of 3e-4, whatever floating point says
 
 def constant_then_cosine(peak: float, share: float, constant_share: float) -> float:
     """The rate after `share` (0 to 1) of an episode: `peak`, then half a cosine down to 0.
+
+    It is constant up to `constant_share` of the episode.
 
     >>> constant_then_cosine(0.2, share=0.25, constant_share=0.5)
     0.2
@@ -33,7 +36,9 @@ def warmup_constant_decay(peak: float, share: float, warmup: float, decay: float
     >>> [warmup_constant_decay(0.2, share, 0.25, 0.25) for share in (0.0, 0.125, 0.5, 1.0)]
     [0.0, 0.1, 0.2, 0.0]
     """
-    return peak * max(0.0, min(1.0, share / warmup, (1.0 - share) / decay))
+    rising = share / warmup
+    falling = (1.0 - share) / decay
+    return peak * max(0.0, min(1.0, rising, falling))
 
 
 def is_low(rate: float, peak: float) -> bool:

@@ -1,4 +1,7 @@
-"""Registries of names that are taken, and the settings that a name carries."""
+"""How names enter a registry, and how the settings behind a name ("rule:share=0.5") are read.
+
+The registries themselves are with the things they list.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from inspect import signature
@@ -28,15 +31,15 @@ def enter(
 def registering(
     known: dict[str, Any], what: str, reserved: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """A decorator for a registry:
+    """The decorator of a registry: `@it("name")` enters what it stands on.
 
-    `@it("name")` or `@it("name", replace=True)` enters what it stands on.
+    `@it("name", replace=True)` takes the place of an entry. Names in `reserved` are refused.
     """
 
     def register(name: str, *, replace: bool = False) -> Callable[[Value], Value]:
-        """Decorator:
+        """Enter a class or a function under `name`; its parameters, without `facts`, are settings.
 
-        `@rule("mine")` enters a frozen dataclass, `facts` first, then its settings, or a function.
+        A frozen dataclass has `facts` as its first field, then its settings with defaults.
         """
         if not name.isidentifier() or name in reserved:
             raise SettingError(
@@ -50,25 +53,27 @@ def registering(
 def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
     """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
     hints = get_type_hints(build, include_extras=True)
-    taken = signature(build).parameters.items()
-    known = {key: hints.get(key, type(one.default)) for key, one in taken if key != "facts"}
-    found: dict[str, Any] = {}
+    types = {
+        key: hints.get(key, type(parameter.default))
+        for key, parameter in signature(build).parameters.items()
+        if key != "facts"
+    }
+    settings: dict[str, Any] = {}
     for part in parts:
         key, _, text = part.partition("=")
-        if key not in known:
+        if key not in types:
             raise UnknownNameError(
-                f"setting of {name}", key, known, f"Write {name}:KEY=VALUE:KEY=VALUE."
+                f"setting of {name}", key, types, f"Write {name}:KEY=VALUE:KEY=VALUE."
             )
+        value = text.split("+") if _is_list(types[key]) else text
         try:
-            found[key] = TypeAdapter(known[key]).validate_python(
-                text.split("+") if _is_list(known[key]) else text
-            )
+            settings[key] = TypeAdapter(types[key]).validate_python(value)
         except ValidationError as problem:
-            said = problem.errors()[0]["msg"]
+            reason = problem.errors()[0]["msg"]
             raise SettingError(
-                f"{key} of {name} is {text!r}: {said[0].lower()}{said[1:]}."
+                f"{key} of {name} is {text!r}: {reason[0].lower()}{reason[1:]}."
             ) from None
-    return found
+    return settings
 
 
 def _is_list(hint: Any) -> bool:

@@ -1,7 +1,11 @@
-"""How seeds are raised in one network, and what a change of a slot looks like. Plain data."""
+"""How seeds are raised in one network, and what a change of a slot looks like.
+
+Plain data; the lengths of stages are in `lifecycle`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from esper.leyline.errors import SettingError, is_number
 from esper.leyline.factored_actions import BLEND_IDS
@@ -12,49 +16,48 @@ from esper.leyline.lifecycle import SeedState, StageLengths
 class GrowthSettings:
     """How seeds are raised in one network.
 
+    Pass it to `esper.grow(..., settings=...)`; a value outside its range is refused at once.
+
     >>> import esper
     >>> settings = esper.GrowthSettings(lengths=esper.StageLengths(ramp=3), epochs=20)
     >>> settings.lengths.ramp, settings.epochs, settings.prunes
     (3, 20, True)
     """
 
-    lengths: StageLengths = field(default_factory=StageLengths)  # epochs per stage
-    scale_at_birth: float = (
-        0.0  # strength of a newborn seed's branch; 0 is the identity, 1 a cold start
-    )
-    blends: tuple[str, ...] = BLEND_IDS  # ways to blend that a policy may choose from
-    epochs: int | None = (
-        None  # length of the training, if known: policies then plant nothing too late to pay
-    )
-    kinds: Mapping[str, str] = field(
-        default_factory=dict
-    )  # module or pattern -> image, sequence or vector
-    # seeds the weights of newborn seeds and the shadow pass; the global random state is never used
+    lengths: StageLengths = field(default_factory=StageLengths)
+    """epochs per stage"""
+    scale_at_birth: float = 0.0
+    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
+    blends: tuple[str, ...] = BLEND_IDS
+    """ways to blend that a policy may choose from"""
+    epochs: int | None = None
+    """length of the training, if known: policies then plant nothing too late to pay"""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """module or pattern -> image, sequence or vector"""
     seed: int = 0
-    # whether fossils that do not pay are removed once, when the rate is a tenth of its peak
+    """seeds newborn weights and the shadow pass; the global random state is never used"""
     prunes: bool = True
-    least_gain: float = (
-        0.0  # a fossil pays if the mean held-out loss is higher by more than this without it
-    )
+    """whether fossils that do not pay are removed once, when the rate is a tenth of its peak"""
+    least_gain: float = 0.0
+    """a fossil pays if the mean held-out loss is higher by more than this without it"""
 
     def __post_init__(self) -> None:
-        rules = {
-            "lengths": ("StageLengths", isinstance(self.lengths, StageLengths)),
-            "scale_at_birth": ("finite and at least 0", is_number(self.scale_at_birth, 0)),
-            "epochs": (
-                "whole, at least 1, or None",
-                self.epochs is None or is_number(self.epochs, 1, is_whole=True),
-            ),
-            "seed": ("a whole number", is_number(self.seed, is_whole=True)),
-            "prunes": ("True or False", self.prunes in (True, False)),
-            "least_gain": ("finite and at least 0", is_number(self.least_gain, 0)),
-        }
-        for name, rule in [
-            (name, rule) for name, (rule, is_right) in rules.items() if not is_right
-        ]:
-            raise SettingError(
-                f"GrowthSettings.{name} must be {rule}, got {getattr(self, name)!r}."
-            )
+        if not isinstance(self.lengths, StageLengths):
+            self._refuse("lengths", "StageLengths")
+        if not is_number(self.scale_at_birth, 0):
+            self._refuse("scale_at_birth", "finite and at least 0")
+        if self.epochs is not None and not is_number(self.epochs, 1, is_whole=True):
+            self._refuse("epochs", "whole, at least 1, or None")
+        if not is_number(self.seed, is_whole=True):
+            self._refuse("seed", "a whole number")
+        if self.prunes not in (True, False):
+            self._refuse("prunes", "True or False")
+        if not is_number(self.least_gain, 0):
+            self._refuse("least_gain", "finite and at least 0")
+
+    def _refuse(self, name: str, rule: str) -> NoReturn:
+        value = getattr(self, name)
+        raise SettingError(f"GrowthSettings.{name} must be {rule}, got {value!r}.")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Slot ids and their order.
+"""Slot ids and their order: the only place that sorts them.
 
-Whoever needs "the slots, in order" asks here; nobody sorts ids elsewhere.
+What is in a slot is said by `lifecycle` and `reports`.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Self
 
 from esper.leyline.errors import SlotIdError, UnknownNameError
 
-# Rank of a slot's features, batch included -> kind of blueprint.
 KINDS = {4: "image", 3: "sequence", 2: "vector"}
+"""Rank of a slot's features, batch included -> kind of blueprint."""
 _SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
 
@@ -20,15 +20,15 @@ def slot_position(slot_id: str) -> tuple[int, int]:
     """Row and column of a canonical id; anything else is refused."""
     match = _SLOT_ID.fullmatch(slot_id) if isinstance(slot_id, str) else None
     if match is None:
-        rule = (
-            "r<row>c<column> without leading zeros; write 'r0c0', 'r0c1', 'r0c2' "
-            "instead of early, mid, late."
+        raise SlotIdError(
+            f"slot id {slot_id!r} is not canonical. A slot id is r<row>c<column> without leading "
+            f"zeros; write 'r0c0', 'r0c1', 'r0c2' instead of early, mid, late."
         )
-        raise SlotIdError(f"slot id {slot_id!r} is not canonical. A slot id is {rule}")
     return int(match[1]), int(match[2])
 
 
 def is_slot_id(text: str) -> bool:
+    """Whether a text is a canonical slot id such as "r0c0"."""
     return _SLOT_ID.fullmatch(text) is not None
 
 
@@ -51,15 +51,16 @@ class SlotConfig:
                 "no slots given. A host needs at least one slot; write slot_ids=('r0c0',)."
             )
         ordered = ordered_slots(self.slot_ids)
-        if repeated := sorted({a for a, b in pairwise(ordered) if a == b}):
+        repeated = sorted({left for left, right in pairwise(ordered) if left == right})
+        if repeated:
             raise SlotIdError(
-                f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; "
-                f"remove the repeat."
+                f"slot ids {', '.join(repeated)} appear twice. Each slot has one id; remove the "
+                f"repeat."
             )
         if self.modules and set(self.modules) != set(ordered):
             raise SlotIdError(
-                f"modules for {sorted(self.modules)}, slots {list(ordered)}; name one "
-                f"per slot, or none."
+                f"got modules for {sorted(self.modules)} and slots {list(ordered)}; name one "
+                f"module per slot, or none."
             )
         object.__setattr__(self, "slot_ids", ordered)
 
@@ -70,6 +71,7 @@ class SlotConfig:
 
     @classmethod
     def for_grid(cls, rows: int, columns: int) -> Self:
+        """Slots r0c0 to r<rows - 1>c<columns - 1>, row by row, without modules."""
         if rows < 1 or columns < 1:
             raise SlotIdError(
                 f"a grid of {rows} x {columns} has no slots. Both numbers must be at least 1."
@@ -84,17 +86,19 @@ class SlotConfig:
 
     @property
     def num_slots(self) -> int:
+        """How many slots there are."""
         return len(self.slot_ids)
 
     def index_for_slot_id(self, slot_id: str) -> int:
+        """The slot's number in execution order; an unknown id is refused with the nearest one."""
         if slot_id not in self.slot_ids:
             raise UnknownNameError("slot", slot_id, self.slot_ids)
         return self.slot_ids.index(slot_id)
 
     def choose(self, slot_ids: Iterable[str]) -> Self:
         """Some of these slots, with their modules; an unknown id is refused."""
-        chosen = {
-            self.slot_ids[self.index_for_slot_id(slot_id)]: self.modules[slot_id]
-            for slot_id in slot_ids
-        }
+        chosen: dict[str, str] = {}
+        for slot_id in slot_ids:
+            index = self.index_for_slot_id(slot_id)
+            chosen[self.slot_ids[index]] = self.modules[slot_id]
         return type(self)(tuple(chosen), chosen)
