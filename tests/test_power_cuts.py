@@ -148,7 +148,7 @@ class Twin(Listed):
     path = "twin-blobs-0-7.json"
 
     def store(self, folder):
-        return Store(folder / self.path, "never-grown twin", of=Path(self.path).stem)
+        return Store(folder / self.path, "never-grown twin", bound_to=Path(self.path).stem)
 
     def save(self, folder, number):
         readings = [spell_reading(replace(READING, epoch=number))]

@@ -13,7 +13,7 @@ from esper.cli.session import teller
 from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SettingError
 from esper.simic.config import TrainingConfig
-from esper.storage.store import Store
+from esper.storage.store import NewFile, Store
 from esper.telemetry.curve_export import TRACKERS, TrackingSink
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, HostRolledBack
@@ -147,7 +147,7 @@ ODD = "p\x1b[2J\u202e\ud800"
 def tell_of_a_save(folder, monkeypatch):
     store = Store(folder / "manifest.json", "thing", keep=2)
     for _ in range(2):
-        store.save({}, {"host": ("host.bin", b"content")})
+        store.save({}, {"host": NewFile("host.bin", b"content")})
     (folder / "host-2.bin").unlink()
     store.newest()
 

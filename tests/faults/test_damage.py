@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from esper.leyline.errors import EsperError, SaveError
 from esper.storage import files, runfolder
-from esper.storage.store import Store
+from esper.storage.store import NewFile, Store
 from esper.trials.running import EpochSaves, build
 from faults.commands import CLEAR, DONE, command, run
 from faults.damage import (
@@ -230,7 +230,7 @@ def test_a_number_of_a_comparison_that_nobody_measured_is_one_error(copy_of, tmp
 @pytest.mark.parametrize("name", ["\ud800x", "\x1b[31mred", "a\nb"])
 def test_a_file_is_never_called_what_cannot_be_printed(tmp_path, name):
     store = Store(tmp_path / "manifest.json", "thing")
-    store.save({}, {"host": ("host.bin", b"content")})
+    store.save({}, {"host": NewFile("host.bin", b"content")})
     forge(store.manifest, lambda body: body["generations"][0]["files"]["host"].update(name=name))
     with pytest.raises(SaveError, match=r"^[ -~]*plain file[ -~]*$"):
         store.newest()

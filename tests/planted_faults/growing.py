@@ -202,7 +202,7 @@ FAULTS = [
         "        disk.write_durably(self.manifest, ",
         "        new = kept[-1].names\n"
         "        own = [name for name in disk.names_in(self.folder) if "
-        "self._is_own(name) and name not in new]\n"
+        "self._owns(name) and name not in new]\n"
         "        disk.remove([self.folder / name for name in own])\n"
         "        disk.write_durably(self.manifest, ",
         "kasmina/test_saving_refusals.py::test_a_crash_while_saving_leaves_the_old_save[manifest]",
@@ -224,8 +224,8 @@ FAULTS = [
     Fault(
         "files that were altered are read",
         "storage/store.py",
-        "if (problem := self._problem(generation)) is None:",
-        "if (problem := None) is None:",
+        "problem = self._problem(generation)",
+        "problem = None",
         "trials/test_saves.py::test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used[host-1-stream-bit]",
     ),
     Fault(
@@ -238,7 +238,7 @@ FAULTS = [
     Fault(
         "events of an undone round stay",
         "simic/checkpoints.py",
-        "self.sink.rewind(known.get(self.team.rank, (0, 0)))",
+        "self.sink.rewind(known.get(self.team.rank, runfolder.BEGINNING))",
         "assert known is not None",
         "simic/test_checkpoints.py::test_the_events_are_cut_to_where_the_checkpoint_was_taken",
     ),
@@ -274,7 +274,7 @@ FAULTS = [
     Fault(
         "rewinding fills up with zeros",
         "storage/runfolder.py",
-        " and path.stat().st_size > end[1]:",
+        " and path.stat().st_size > end.size:",
         ":",
         "telemetry/test_sink.py::test_rewinding_never_makes_a_file_longer",
     ),
@@ -304,25 +304,24 @@ FAULTS = [
     Fault(
         "the folder is not durable before the manifest",
         "storage/store.py",
-        "digests = disk.write_files(self.folder, {names[role]: content for role, (_, "
-        "content) in files.items()})",
+        "digests = disk.write_files(self.folder, contents)",
         "disk.make_folder(self.folder)\n"
-        "        digests = {names[role]: disk._place(self.folder / names[role], "
-        "files[role][1]) for role in files}",
+        "        digests = {name: disk._replace(self.folder / name, content) "
+        "for name, content in contents.items()}",
         "storage/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
     Fault(
         "the manifest's own folder is not made durable",
         "storage/files.py",
         "return write_files(path.parent, {path.name: content})[path.name]",
-        "make_folder(path.parent)\n    return _place(path, content)",
+        "make_folder(path.parent)\n    return _replace(path, content)",
         "storage/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
     Fault(
         "a new folder is not durable in the one above",
         "storage/files.py",
-        "        sync_folder(place.parent)  # of an empty one too",
-        "        continue  # of an empty one too",
+        "        sync_folder(path.parent)",
+        "        continue",
         "storage/test_crash_states.py::test_without_any_one_fsync_a_save_can_be_lost[folder above a new one]",
     ),
     Fault(
@@ -335,10 +334,10 @@ FAULTS = [
     Fault(
         "old files go to make room for the new",
         "storage/store.py",
-        "        disk.sweep(self.folder, self._is_own)\n",
-        "        disk.sweep(self.folder, self._is_own)\n"
+        "        disk.sweep(self.folder, self._owns)\n",
+        "        disk.sweep(self.folder, self._owns)\n"
         "        disk.remove([self.folder / name for name in "
-        "disk.names_in(self.folder) if self._is_own(name)])\n",
+        "disk.names_in(self.folder) if self._owns(name)])\n",
         "storage/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
     Fault(
@@ -358,8 +357,8 @@ FAULTS = [
     Fault(
         "settings changed by hand are believed",
         "storage/runfolder.py",
-        "if known != own:",
-        "if not known:",
+        "if written != computed:",
+        "if not written:",
         "storage/test_runfolder.py::test_what_was_changed_by_hand_is_refused",
     ),
     Fault(

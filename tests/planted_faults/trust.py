@@ -34,15 +34,15 @@ FAULTS = [
     Fault(
         "a save for another seed is taken",
         "storage/store.py",
-        'if body.get("of", "") != self.of:',
+        'if body.get("of", "") != (self.bound_to or ""):',
         "if False:",
         "faults/test_damage.py::test_damage_is_told_or_what_is_damaged_is_made_again[twins-swap_two]",
     ),
     Fault(
         "a link in place of a folder is followed",
         "storage/runfolder.py",
-        "else stat.S_ISDIR(found.st_mode)",
-        "else True",
+        "if os.path.lexists(path) and not stat.S_ISDIR(path.lstat().st_mode):",
+        "if not path:",
         "faults/test_folders.py::test_a_link_in_place_of_a_folder_is_refused_and_nothing_behind_it_is_touched",
     ),
     Fault(
@@ -76,15 +76,15 @@ FAULTS = [
     Fault(
         "a complete segment of events is written again",
         "telemetry/sink.py",
-        "self._open((self.segment + 1, 0))",
-        "self._open((self.segment, size))",
+        "following = Position(segment=self.segment + 1, size=0)",
+        "following = Position(segment=self.segment, size=size)",
         "telemetry/test_sink.py::test_the_end_of_a_segment_is_the_beginning_of_the_next_one",
     ),
     Fault(
         "segments of an undone round stay",
         "storage/runfolder.py",
-        "if owner == rank and segment > end[0]:",
-        "if owner == rank and segment > 9:",
+        "if segment.number > end.segment:",
+        "if segment.number > 9:",
         "telemetry/test_sink.py::test_a_save_ends_a_segment_that_is_long_enough_and_nobody_touches_it_again",
     ),
 ]

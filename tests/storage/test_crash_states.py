@@ -4,6 +4,7 @@ never neither, never parts of both.
 """
 
 import os
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.errors import SaveError
 from esper.storage import files, runfolder
-from esper.storage.store import Store
+from esper.storage.store import NewFile, Store
 from faults.power_cuts import NOTHING, Violation, play
 
 
@@ -30,12 +31,16 @@ class Subject:
     def store(self, folder):
         files = folder / "files" if self.has_own_folder else folder
         return Store(
-            folder / runfolder.MANIFEST, self.kind, folder=files, names="part-[a-z]", keep=self.keep
+            folder / runfolder.MANIFEST,
+            self.kind,
+            folder=files,
+            owned=re.compile("part-[a-z]"),
+            keep=self.keep,
         )
 
     def save(self, folder, number):
         files = {
-            role: (f"part-{role}.bin", self.given(content))
+            role: NewFile(f"part-{role}.bin", self.given(content))
             for role, content in self.contents[number].items()
         }
         store = self.store(folder)

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from esper.storage.runfolder import BEGINNING, Position
 from esper.telemetry import sink as sink_module
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from esper.telemetry.events import (
@@ -135,7 +136,7 @@ def test_a_torn_line_is_cut_off_with_what_came_later(path):
 def test_rewinding_never_makes_a_file_longer(path):
     with open_at(path) as sink:
         sink.write(HINT)
-        sink.rewind((0, 10_000))
+        sink.rewind(Position(0, 10_000))
         sink.write(TAKEN)
     assert [from_record(row) for row in rows(path)] == [HINT, TAKEN]
 
@@ -211,7 +212,7 @@ def test_ranks_do_not_touch_each_other_s_segments(tmp_path, monkeypatch):
             fill(each, 20)
             assert each.commit() == (1, 0)
             fill(each, 2)
-        sink.rewind((0, 0))
+        sink.rewind(BEGINNING)
     names = ("events-1.jsonl", "events-1.1.jsonl", "events-11.jsonl")
     assert [len(rows(tmp_path / name)) for name in names] == [20, 2, 0]
     assert not (tmp_path / "events-11.1.jsonl").exists()
@@ -247,7 +248,7 @@ def test_a_full_disk_is_told_once_and_stops_nobody(path, capsys, room_for):
         fill(sink, 10)
         assert not sink.wants(TelemetryLevel.MINIMAL)
         assert sink.commit() == (0, path.stat().st_size) >= whole
-        sink.rewind((0, 0))  # nor does it touch what there is
+        sink.rewind(BEGINNING)  # nor does it touch what there is
     said = capsys.readouterr().err
     assert re.fullmatch(f"esper: .*{path}: File too large.*\n", said)
     assert sink.problem in said
@@ -273,9 +274,9 @@ def test_a_disk_that_fails_while_saving_is_told_once(path, capsys, monkeypatch, 
     with open_at(path) as sink:
         sink.write(HINT)
         monkeypatch.setattr(os, call, fail)
-        sink.commit() if call == "fsync" else sink.rewind((0, 0))
+        sink.commit() if call == "fsync" else sink.rewind(BEGINNING)
         sink.commit()
-        sink.rewind((0, 0))
+        sink.rewind(BEGINNING)
         sink.write(HINT)
         monkeypatch.undo()
     assert capsys.readouterr().err.count("Input/output error") == 1
@@ -285,7 +286,7 @@ def test_a_file_that_cannot_be_opened_is_told_once(tmp_path, capsys):
     with open_at(tmp_path / "nowhere" / "events-0.jsonl") as sink:
         sink.write(HINT)
         assert sink.commit() == (0, 0)
-        sink.rewind((0, 0))
+        sink.rewind(BEGINNING)
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -314,7 +315,7 @@ def test_nowhere_takes_everything_and_keeps_nothing():
     sink = NullSink()
     sink.write(HINT)
     sink.write_record("X", {"value": math.nan}, TelemetryLevel.MINIMAL)
-    sink.rewind((0, 100))
+    sink.rewind(Position(0, 100))
     assert sink.commit() == (0, 0)
     assert not any(sink.wants(level) for level in TelemetryLevel)
     assert not sink.telemetry.escalate_temporarily()

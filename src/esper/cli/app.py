@@ -20,6 +20,7 @@ from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
 from esper.leyline.imports import import_own
+from esper.storage.runfolder import EXPORTED
 
 _DEMO = Path("runs/demo")
 
@@ -115,7 +116,7 @@ def demo(
             raise typer.Exit(130)
         results += found
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
-    export_run(out / "heuristic", out / "exported")
+    export_run(out / "heuristic", out / EXPORTED)
     print(
         f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain "
         f"module: {out / 'exported'}.\n"
@@ -158,7 +159,7 @@ def export(
     """Write the best network of a run as a plain module."""
     from esper.cli.run import export_run
 
-    folder = to or run / "exported"
+    folder = to or run / EXPORTED
     best = export_run(run, folder)
     scores = (
         f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy "

@@ -38,7 +38,9 @@ def play(asked: Asked) -> None:
         return
     console = Console()
     console.print(arms_compared(results), differences(results))
-    teller(console)(f"{config.out}: results.json, results.csv, figure.svg")
+    teller(console)(
+        f"{config.out}: {runfolder.RESULTS}, {runfolder.RESULTS_TABLE}, {runfolder.FIGURE}"
+    )
 
 
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
@@ -70,6 +72,6 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
             return None
         results |= {"corpus": splits.corpus}
         runfolder.write_json(config.out / runfolder.RESULTS, results)
-        write_durably(config.out / "results.csv", to_csv(results["rows"]).encode())
-        write_durably(config.out / "figure.svg", compared_figure(results).encode())
+        write_durably(config.out / runfolder.RESULTS_TABLE, to_csv(results["rows"]).encode())
+        write_durably(config.out / runfolder.FIGURE, compared_figure(results).encode())
     return results

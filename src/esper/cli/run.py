@@ -86,7 +86,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
         except Stopped as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
             return None
-        homes = [config.out / runfolder.NETWORKS / f"host-{host}" for host in range(config.hosts)]
+        homes = [runfolder.network_folder(config.out, host) for host in range(config.hosts)]
         networks = [{name: digest(place / name) for name in (SOURCE, WEIGHTS)} for place in homes]
         values = {"results": [asdict(result) for result in results], "networks": networks}
         runfolder.write_json(config.out / runfolder.RESULTS, values)
@@ -117,7 +117,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:
-        copy_files(run / runfolder.NETWORKS / f"host-{best}", folder, digests)
+        copy_files(runfolder.network_folder(run, best), folder, digests)
     except SaveError as problem:
         raise SaveError(
             f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume"

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
 from esper.storage.files import open_plain, reading
-from esper.storage.runfolder import CHECKSUM, CONFIG, GARDEN, event_files, is_being_written
+from esper.storage.runfolder import CHECKSUM, CONFIG, GARDEN_COMMAND, event_files, is_being_written
 from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18  # A longer line is no event of ours.
@@ -87,7 +87,7 @@ class RunReader:
         if is_being_written(self.folder):
             return "running"
         done, total = self.progress()
-        if self.view.config.get("command") == GARDEN:
+        if self.view.config.get("command") == GARDEN_COMMAND:
             done, total = (1, 1) if self.view.ledgers else (done, total)  # harvested
         elif self.view.kind == "run":
             done, total = len(self.view.results), _whole(self.view.config.get("hosts"))
@@ -136,7 +136,8 @@ class RunReader:
                 config = json.loads(file.read(_LARGEST_CONFIG), parse_constant=lambda name: None)
             if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
                 raise ValueError("it names no task")
-            if (command := config.get("command", "ppo")) not in ("ppo", "run", "grow", GARDEN):
+            command = config.get("command", "ppo")
+            if command not in ("ppo", "run", "grow", GARDEN_COMMAND):
                 raise ValueError(f"it is of `esper {command}`, which no page shows")
         except FileNotFoundError:
             raise SaveError(
@@ -154,7 +155,7 @@ class RunReader:
 
 def _blank(config: dict[str, Any]) -> RunView:
     command = config.get("command", "ppo")
-    return RunView("run" if command == GARDEN else command, config)
+    return RunView("run" if command == GARDEN_COMMAND else command, config)
 
 
 def open_run(folder: Path) -> RunReader:

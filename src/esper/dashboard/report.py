@@ -26,7 +26,7 @@ from esper.dashboard.payload import (
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.leyline.errors import SaveError
 from esper.storage.files import write_durably
-from esper.storage.runfolder import GARDEN
+from esper.storage.runfolder import GARDEN_COMMAND
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8  # Hosts whose timelines are drawn, per run.
@@ -84,7 +84,7 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
     text = json.dumps(
         plain({name: own for name, own in config.items() if name != "command"}, digits=17), indent=1
     )
-    if config.get("command") == GARDEN:
+    if config.get("command") == GARDEN_COMMAND:
         return text, "Run your own training loop again. This is what esper.grow knew:"
     command = (
         f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"

@@ -170,7 +170,12 @@ def _describe_start(garden: "Garden") -> dict[str, Any]:
         "max_seeds": model.max_seeds,
         "blueprints": list(model.space.blueprint_ids[1:]),
     }
-    known = {"command": runfolder.GARDEN, "task": task, "hosts": 1, "policy": garden.policy_name}
+    known = {
+        "command": runfolder.GARDEN_COMMAND,
+        "task": task,
+        "hosts": 1,
+        "policy": garden.policy_name,
+    }
     return {**known, "slots": dict(model.slot_config.modules), **limits, "settings": settings}
 
 

@@ -3,6 +3,7 @@
 Nothing is ever unpickled, and no saved name is imported.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.storage.files import Content
 from esper.storage.runfolder import MANIFEST
-from esper.storage.store import Plain, Store, fitting, is_plain
+from esper.storage.store import NewFile, Plain, Store, fitting, is_plain
 
 Tensors = Mapping[str, Tensor]
 
@@ -63,7 +64,10 @@ def save_network(
         )
     if average is not None:
         contents["average"] = partial(save_file, dict(average))
-    files = {role: (f"garden-{role}.safetensors", content) for role, content in contents.items()}
+    files = {
+        role: NewFile(name=f"garden-{role}.safetensors", content=content)
+        for role, content in contents.items()
+    }
     _store(folder).save({**facts, "extra": extra}, files)
     return folder
 
@@ -128,7 +132,8 @@ def _read(folder: Path) -> tuple[Plain, Mapping[str, Path], Tensors | None]:
 
 
 def _store(folder: Path) -> Store:
-    return Store(folder / MANIFEST, "saved garden", names="garden-(model|optimizer|average)")
+    owned = re.compile("garden-(model|optimizer|average)")
+    return Store(folder / MANIFEST, "saved garden", owned=owned)
 
 
 def describe_network(model: MorphogeneticModel) -> tuple[Plain, dict[str, Content]]:

@@ -1,5 +1,6 @@
 """A training run's checkpoints, the newest and the best, and what they say of the run."""
 
+import re
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +15,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.team import Team
 from esper.storage import runfolder
-from esper.storage.store import Store, fitting
+from esper.storage.store import NewFile, Store, fitting
 from esper.tamiyo.policy_files import Layout, read, require_layout
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
@@ -81,8 +82,14 @@ def require_saved_corpus(folder: Path, corpus: str | None) -> None:
 
 
 def _store(folder: Path, keep: int) -> Store:
-    manifest, place = folder / runfolder.MANIFEST, folder / runfolder.CHECKPOINTS
-    return Store(manifest, "training of a policy", place, r"round-\d{6,}", keep, best="return")
+    return Store(
+        folder / runfolder.MANIFEST,
+        "training of a policy",
+        folder / runfolder.CHECKPOINTS,
+        owned=re.compile(r"round-\d{6,}"),
+        keep=keep,
+        best_by="return",
+    )
 
 
 class History:
@@ -125,7 +132,7 @@ class History:
             agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
             content = agent.to_bytes(self.layout, agent.facts)
             known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
-            self.store.save(known, {"policy": (name, content)})
+            self.store.save(known, {"policy": NewFile(name=name, content=content)})
 
     def resume(self, agent: PPOAgent) -> int:
         """Put the learner and the events back to the newest whole checkpoint; the number of rounds
@@ -154,7 +161,7 @@ class History:
         more.
         """
         known = TypeAdapter(dict[int, runfolder.Position]).validate_python(ends)
-        self.sink.rewind(known.get(self.team.rank, (0, 0)))
+        self.sink.rewind(known.get(self.team.rank, runfolder.BEGINNING))
         for rank, _ in runfolder.event_files(self.folder) if self.team.rank == 0 else ():
             if rank >= self.team.size:
-                runfolder.cut_events(self.folder, rank, known.get(rank, (0, 0)))
+                runfolder.cut_events(self.folder, rank, known.get(rank, runfolder.BEGINNING))

@@ -78,7 +78,9 @@ def twin_readings(
     paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
     # one for each seed: ranks write at the same time, and no two the same one; the name tells seed
     # and settings
-    stores = {seed: Store(path, "never-grown twin", of=path.stem) for seed, path in paths.items()}
+    stores = {
+        seed: Store(path, "never-grown twin", bound_to=path.stem) for seed, path in paths.items()
+    }
     found = {
         seed: kept
         for seed, store in stores.items()

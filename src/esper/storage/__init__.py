@@ -1,1 +1,5 @@
-"""Durable files, the store of saves and the names in a run folder; no torch, no events."""
+"""What survives a power cut: durable files, the store of saves, and every name in a run folder.
+
+Bytes and plain data come in. Tensors, events and settings stay outside: those who save them turn
+them into bytes first. The room imports no torch.
+"""

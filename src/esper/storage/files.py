@@ -20,53 +20,55 @@ from safetensors import SafetensorError
 
 from esper.leyline.errors import SaveError
 
-Content = (
-    bytes | Callable[[Path], None]
-)  # What a file is to hold, or a function that writes it to a given path.
-MOST_BYTES = 2**27  # A file that is read whole and larger than this is none of ours.
+Content = bytes | Callable[[Path], None]
+"""What a file is to hold, or a function that writes it to a path."""
+
+MOST_BYTES = 2**27
+"""A file that is read whole and is larger than this was not written by Esper."""
+
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
 
 def write_durably(path: Path, content: Content) -> str:
-    """Replace one file:
+    """Replace one file and return its sha256.
 
-    whoever reads it finds the old content or the new, after a power cut too; its sha256.
+    A reader finds the old content or the new one, after a power cut too.
     """
     sweep(path.parent, lambda name: name == path.name)
     return write_files(path.parent, {path.name: content})[path.name]
 
 
 def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]:
-    """Put files into a folder, each whole and all of them durable when this returns; name ->
-    sha256.
+    """Put files into a folder and return the sha256 of each name.
+
+    Each file is whole, and all of them are durable when this returns.
     """
     digests = {}
     for name, content in contents.items():
-        with told(folder / name):
+        with naming_failures(folder / name):
             make_folder(folder)
-            digests[name] = _place(folder / name, content)
-    with told(folder):
+            digests[name] = _replace(folder / name, content)
+    with naming_failures(folder):
         sync_folder(folder)
     return digests
 
 
 def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
-    """Make a new folder of copies, whole or not at all; of files whose sha256 is another one, no
-    byte is copied.
+    """Make a new folder of copies, whole or not at all.
+
+    If a file has another sha256 than `digests` says, nothing is copied.
     """
     sweep(folder.parent, lambda name: name == folder.name)
     beside = _beside(folder)
     try:
-        with ExitStack() as held:
-            known = {
-                name: held.enter_context(reading(source / name, digests[name])) for name in digests
-            }
-            if (
-                write_files(beside, {name: partial(_copy, file) for name, file in known.items()})
-                != digests
-            ):
+        with ExitStack() as opened:
+            copies: dict[str, Content] = {}
+            for name, sha256 in digests.items():
+                original = opened.enter_context(reading(source / name, sha256))
+                copies[name] = partial(_copy, original)
+            if write_files(beside, copies) != digests:
                 raise SaveError(f"{source} was changed while it was copied.")
-        with told(folder):
+        with naming_failures(folder):
             os.replace(beside, folder)
             sync_folder(folder.parent)
     finally:
@@ -96,33 +98,35 @@ def _copy(file: BufferedReader, to: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """A name next to a path that nobody can guess."""
+    """A name next to a path that no other process can guess."""
     path = path.absolute()  # "." has no name
     return path.with_name(f".new-{secrets.token_hex(16)}-{path.name}")
 
 
-def _place(path: Path, content: Content) -> str:
-    """Write beside the file, make that durable, then move it into place."""
-    beside, mode = _beside(path), 0
+def _replace(path: Path, content: Content) -> str:
+    """Write beside the file, make that durable, then move it over the file; its sha256."""
+    beside = _beside(path)
+    # a function gets a folder for itself, because it may write beside its path
     temporary = beside if isinstance(content, bytes) else beside / path.name
+    mode = 0
     try:
         if isinstance(content, bytes):
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-        else:  # in a folder of its own: it may write beside what it is given
+        else:
             os.mkdir(beside)
             mode = os.stat(beside).st_mode & 0o666
             content(temporary)
         with open_plain(temporary) as written:
-            if mode:  # a library may have made it its owner's alone
+            if mode:  # a library may have made the file its owner's alone
                 os.fchmod(written.fileno(), mode)
             os.fsync(written.fileno())
-            found = hashlib.file_digest(written, "sha256").hexdigest()
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
         os.replace(temporary, path)
     finally:
         _discard(beside)
-    return found
+    return sha256
 
 
 def _discard(path: Path) -> None:
@@ -136,21 +140,27 @@ def _discard(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder and those above it, each durable in the one above."""
-    places = [folder, *folder.parents]
-    known = next((number for number, place in enumerate(places) if place.is_dir()), len(places) - 1)
-    for place in reversed(places[: known + 1]):
-        if not place.is_dir():
-            try:
-                os.mkdir(place)
-            except FileExistsError:
-                if not place.is_dir():  # another process may have been faster
-                    raise
-        elif names_in(place):
+    """Make a folder and those above it, each durable in the one above."""
+    upwards = []
+    for path in (folder, *folder.parents):
+        upwards.append(path)
+        if path.is_dir():
+            break
+    for path in reversed(upwards):
+        if not path.is_dir():
+            _make_one_folder(path)
+        elif names_in(path):
             continue
-        sync_folder(
-            place.parent
-        )  # of an empty one too: whoever made it may have been killed before this
+        # an empty folder counts too: the process that made it may have been killed before this
+        sync_folder(path.parent)
+
+
+def _make_one_folder(folder: Path) -> None:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not folder.is_dir():  # another process may have been faster
+            raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -168,10 +178,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sweep(folder: Path, is_own: Callable[[str], object]) -> None:
-    """Remove what killed writes left behind of those files whose names are one's own."""
+def sweep(folder: Path, owns: Callable[[str], object]) -> None:
+    """Remove what killed writes left behind of the files whose names the caller `owns`."""
     for name in names_in(folder):
-        if (leftover := _LEFTOVER.fullmatch(name)) and is_own(leftover[1]):
+        leftover = _LEFTOVER.fullmatch(name)
+        if leftover and owns(leftover[1]):
             _discard(folder / name)
 
 
@@ -184,29 +195,27 @@ def names_in(folder: Path) -> list[str]:
 
 
 def remove(paths: list[Path]) -> None:
-    """Delete files; one too many harms nobody."""
+    """Delete files; one that cannot be deleted stays, which does no harm."""
     for path in paths:
         with suppress(OSError):
             os.unlink(path)
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def naming_failures(path: Path) -> Iterator[None]:
     """A disk that fails becomes one line that names the file."""
     try:
         yield
     except (OSError, SafetensorError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        way_out = "Free disk space and save again; resume a run with --resume."
         raise SaveError(
-            f"cannot save {path}: {reason}. Earlier saves are untouched. {way_out}"
+            f"cannot save {path}: {reason}. Earlier saves are untouched. "
+            "Free disk space and save again; resume a run with --resume."
         ) from problem
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """A regular file, opened for reading; a link, or whatever else a name can stand for, is
-    refused.
-    """
+    """Open a regular file for reading; a link, or anything else with a name, is refused."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -224,5 +233,6 @@ def read_plain(path: Path) -> bytes:
 
 
 def digest(path: Path) -> str:
+    """The sha256 of a regular file."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

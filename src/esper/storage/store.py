@@ -1,9 +1,8 @@
-"""Saves that survive a power cut: generations of files and plain facts, listed in one manifest. No
-torch in here.
+"""Saves that survive a power cut: generations of files and plain facts, listed in one manifest.
 
 All files of a generation are durable before the manifest names them, and what the manifest no
 longer names goes only when the manifest is durable. So a folder holds the old save or the new one,
-never neither and never parts of both.
+never neither and never parts of both. No torch in here.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -25,7 +24,13 @@ from esper.storage.files import Content
 FORMAT = 2
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 Plain = dict[str, Any]
-Files = Mapping[str, tuple[str, Content]]  # role -> the name to have and what to hold
+
+
+class NewFile(NamedTuple):
+    """A file to be saved."""
+
+    name: str
+    content: Content
 
 
 class DamagedManifestError(SaveError):
@@ -34,89 +39,127 @@ class DamagedManifestError(SaveError):
 
 @dataclass(frozen=True)
 class Generation:
+    """One save: its number, its plain facts and its files."""
+
     number: int
     facts: Plain
     files: dict[str, dict[str, str]]  # role -> name and sha256
 
     @property
     def names(self) -> set[str]:
+        """The names of its files."""
         return {file["name"] for file in self.files.values()}
 
 
 class Store:
-    """The newest saves of one thing."""
+    """The newest saves of one thing.
+
+    Args:
+        manifest: The file that lists the saves.
+        kind: What is saved, in words. A manifest of another kind is refused.
+        folder: Where the saved files are; by default beside the manifest.
+        owned: Fits the names of the store's files, without their endings. Files in the folder that
+            fit it and are not listed are deleted. None: the store deletes no file.
+        keep: How many of the newest generations stay.
+        best_by: A fact; the generation in which it is highest stays as well.
+        bound_to: What the saves are for, such as a seed and settings. A manifest that was written
+            for anything else is damage. None: the saves are bound to nothing.
+    """
 
     def __init__(
         self,
         manifest: Path,
-        kind: str,  # what is saved, in words; a manifest of another kind is refused
-        folder: Path | None = None,  # where the files are, by default beside the manifest
-        # pattern of names without endings; files that fit it and are not listed are deleted
-        names: str = "(?!)",
-        keep: int = 1,  # newest generations that stay
-        best: str = "",  # a fact whose highest holder stays as well
-        # what it was saved for, such as a seed and settings; saved for anything else is damage
-        of: str = "",
+        kind: str,
+        folder: Path | None = None,
+        *,
+        owned: re.Pattern[str] | None = None,
+        keep: int = 1,
+        best_by: str | None = None,
+        bound_to: str | None = None,
     ):
-        self.manifest, self.kind, self.folder = manifest, kind, folder or manifest.parent
-        self.keep, self.best, self.of = keep, best, of
-        self._is_own = re.compile(rf"(?:{names})(?:-\d+)?\.\w+").fullmatch
+        self.manifest = manifest
+        self.kind = kind
+        self.folder = folder or manifest.parent
+        self.owned = owned
+        self.keep = keep
+        self.best_by = best_by
+        self.bound_to = bound_to
         self._newest = 0  # the generation resumed from; younger ones are undone
 
-    def save(self, facts: Plain, files: Files | None = None) -> Generation:
-        """Add a generation of facts and files; old ones go afterwards."""
+    def save(self, facts: Plain, files: Mapping[str, NewFile] | None = None) -> Generation:
+        """Add a generation of facts and files by their roles; old generations go afterwards."""
         try:
             facts = json.loads(json.dumps(facts, allow_nan=False))
         except (TypeError, ValueError) as problem:
             raise SaveError(f"the {self.kind} does not fit into JSON ({problem}).") from problem
         listed = self._listed()
-        stored = self._write(files, listed) if files else {}
+        generation = Generation(
+            number=listed[-1].number + 1 if listed else 1,
+            facts=facts,
+            files=self._write(files, listed) if files else {},
+        )
         past = [known for known in listed if known.number <= self._newest]
-        known = [*past, Generation(listed[-1].number + 1 if listed else 1, facts, stored)]
-        kept, best = known[-self.keep :], None
-        if self.best:
-            best = max(known, key=lambda generation: generation.facts[self.best])
-            kept = kept if best in kept else [best, *kept]
+        kept = self._write_manifest([*past, generation])
+        self._newest = generation.number
+        self._remove_unlisted(kept)
+        return generation
+
+    def _write_manifest(self, generations: Sequence[Generation]) -> Sequence[Generation]:
+        """List those of the generations that stay, and return them."""
+        kept = list(generations[-self.keep :])
+        best_number = None
+        if self.best_by is not None:
+            fact = self.best_by
+            best = max(generations, key=lambda generation: generation.facts[fact])
+            best_number = best.number
+            if best not in kept:
+                kept = [best, *kept]
         body = {
-            "of": self.of,
-            "best": best and best.number,
-            "generations": [asdict(each) for each in kept],
+            "of": self.bound_to or "",
+            "best": best_number,
+            "generations": [asdict(generation) for generation in kept],
         }
         whole = {"format": FORMAT, "kind": self.kind, "sha256": digest_json(body), "body": body}
         content = (json.dumps(whole, indent=1) + "\n").encode()
         if len(content) > disk.MOST_BYTES:
             raise SaveError(
-                f"the {self.kind} has {len(content):,} bytes of facts, which nothing "
-                f"would read back."
+                f"the {self.kind} has {len(content):,} bytes of facts, more than the "
+                f"{disk.MOST_BYTES:,} that can be read back. Save less."
             )
         disk.write_durably(self.manifest, content)
-        self._newest = kept[-1].number
-        names = {self.manifest.name}.union(*(generation.names for generation in kept))
-        own = [
-            name for name in disk.names_in(self.folder) if self._is_own(name) and name not in names
-        ]
-        disk.remove([self.folder / name for name in own])  # what others put there stays
-        return kept[-1]
+        return kept
 
-    def _write(self, files: Files, listed: Sequence[Generation]) -> dict[str, dict[str, str]]:
+    def _remove_unlisted(self, kept: Sequence[Generation]) -> None:
+        """Delete the store's files that no generation lists; what others put there stays."""
+        listed = {self.manifest.name}
+        for generation in kept:
+            listed |= generation.names
+        names = disk.names_in(self.folder)
+        unlisted = [name for name in names if self._owns(name) and name not in listed]
+        disk.remove([self.folder / name for name in unlisted])
+
+    def _owns(self, name: str) -> bool:
+        """Whether a file name is the store's, with the number that `free_name` may have added."""
+        if self.owned is None:
+            return False
+        return re.fullmatch(rf"(?:{self.owned.pattern})(?:-\d+)?\.\w+", name) is not None
+
+    def _write(
+        self, files: Mapping[str, NewFile], listed: Sequence[Generation]
+    ) -> dict[str, dict[str, str]]:
         """Make the files of a generation durable; no file that is listed is touched."""
-        with disk.told(self.manifest):
+        with disk.naming_failures(self.manifest):
             disk.make_folder(self.manifest.parent)
-            disk.sync_folder(
-                self.manifest.parent
-            )  # the list as seen is now the one on disk: other names are free
-        disk.sweep(self.folder, self._is_own)
-        names = {role: self.free_name(name, listed) for role, (name, _) in files.items()}
-        digests = disk.write_files(
-            self.folder, {names[role]: content for role, (_, content) in files.items()}
-        )
+            # the list as seen is now the one on disk: other names are free
+            disk.sync_folder(self.manifest.parent)
+        disk.sweep(self.folder, self._owns)
+        names = {role: self.free_name(file.name, listed) for role, file in files.items()}
+        contents = {names[role]: file.content for role, file in files.items()}
+        digests = disk.write_files(self.folder, contents)
         return {role: {"name": name, "sha256": digests[name]} for role, name in names.items()}
 
     def free_name(self, name: str, listed: Sequence[Generation] | None = None) -> str:
-        """The name that a file gets in the next generation:
-
-        no listed generation has one of that name.
-        """
+        """The name that a file gets in the next generation; no listed generation has it."""
         listed = self._listed() if listed is None else listed
         if not any(name in known.names for known in listed):
             return name
@@ -124,33 +167,37 @@ class Store:
         return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
 
     def _listed(self) -> list[Generation]:
+        """What the manifest lists; a damaged one lists nothing and is replaced."""
         try:
             return self.generations()
         except DamagedManifestError:
-            return []  # what nobody can load is replaced
+            return []
 
     def newest(self) -> Generation | None:
-        """The newest generation that is whole, byte for byte; a damaged one is named.
+        """The newest generation that is whole, byte for byte; None where nothing is saved.
 
-        None where nothing is saved.
+        A damaged one is named on standard error.
         """
         listed = self.generations()
         for generation in reversed(listed):
-            if (problem := self._problem(generation)) is None:
+            problem = self._problem(generation)
+            if problem is None:
                 self._newest = generation.number
                 return generation
             if generation is listed[0]:
                 raise SaveError(
-                    f"{problem}, and no other save there is whole. Restore it from a "
-                    f"copy, or start anew."
+                    f"{problem}, and no other save there is whole. "
+                    "Restore it from a copy, or start again."
                 )
             complain(f"{problem}; using the save before it.")
         return None
 
     def path(self, generation: Generation, role: str) -> Path:
+        """Where the file with this role is."""
         return self.folder / generation.files[role]["name"]
 
     def _problem(self, generation: Generation) -> str | None:
+        """What is wrong with a generation's files; None if they are whole."""
         for role, file in generation.files.items():
             path = self.path(generation, role)
             try:
@@ -173,47 +220,46 @@ class Store:
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
-            reason, way_out = (
-                " ".join(str(problem).split())[:300],
-                "Restore it from a copy, or start anew.",
-            )
+            reason = " ".join(str(problem).split())[:300]
             raise DamagedManifestError(
-                f"{self.manifest} is damaged ({reason}). {way_out}"
+                f"{self.manifest} is damaged ({reason}). Restore it from a copy, or start again."
             ) from problem
 
     def _open(self, whole: Any) -> list[Generation]:
-        body = whole.get(
-            "body", whole
-        )  # the first format had no place of its own for what is not the body
-        if (written := whole.get("format") or body["format"]) != FORMAT:
-            way_out = "Use the version that wrote it, or start anew."
+        """The generations of a manifest; a damaged one raises whatever its damage brings about."""
+        body = whole.get("body", whole)  # the first format had no key for the body
+        written_format = whole.get("format") or body["format"]
+        if written_format != FORMAT:
             raise SaveError(
-                f"{self.manifest} has format {written}, this version reads format "
-                f"{FORMAT}. {way_out}"
+                f"{self.manifest} has format {written_format}, this version reads format "
+                f"{FORMAT}. Use the version that wrote it, or start again."
             )
         if whole["kind"] != self.kind:
             raise SaveError(
                 f"{self.manifest} is of a {whole['kind']}, not of a {self.kind}. "
-                f"Choose another folder."
+                "Choose another folder."
             )
         if digest_json(body) != whole["sha256"]:
             raise ValueError("it was changed after it was written: its checksum does not match")
-        if body.get("of", "") != self.of:
+        if body.get("of", "") != (self.bound_to or ""):
             raise ValueError("it was saved for another seed or for other settings")
-        found = TypeAdapter(list[Generation]).validate_python(body["generations"])
-        if self.best and any(
-            not isinstance(generation.facts[self.best], int | float) for generation in found
-        ):
-            raise ValueError(f"{self.best} is not a number")
-        for name in {name for generation in found for name in generation.names}:
+        generations = TypeAdapter(list[Generation]).validate_python(body["generations"])
+        for generation in generations:
+            self._check(generation)
+        return generations
+
+    def _check(self, generation: Generation) -> None:
+        """Refuse a generation that cannot be compared, or whose files may lie elsewhere."""
+        if self.best_by is not None and not isinstance(generation.facts[self.best_by], int | float):
+            raise ValueError(f"{self.best_by} is not a number")
+        for name in generation.names:
             if not (_PLAIN_NAME.fullmatch(name) and name.isprintable()):
                 raise ValueError(f"{name!r} is not a plain file name")
-        return found
 
 
 @contextmanager
-def fitting(place: Path) -> Iterator[None]:
-    """What was saved in a place and does not fit together becomes one line that names the place."""
+def fitting(path: Path) -> Iterator[None]:
+    """Whatever fails with what was saved at a path becomes one line that names the path."""
     try:
         yield
     except EsperError:
@@ -221,39 +267,37 @@ def fitting(place: Path) -> Iterator[None]:
     except Exception as problem:  # whatever a forged file brings about
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
         raise SaveError(
-            f"{place} does not fit together ({reason}). Use another save, or start anew."
+            f"{path} does not fit together ({reason}). Use another save, or start again."
         ) from problem
 
 
 def is_plain(value: Any, *, exact: bool = True) -> bool:
-    """Whether JSON gives it back as it is or, if not `exact`, as something equal:
+    """Whether JSON gives a value back as it is.
 
-    tuples as lists, enums as numbers.
+    If not `exact`, something equal is enough: tuples come back as lists, enums as numbers.
     """
     if exact and type(value) not in (dict, list, str, int, float, bool, type(None)):
         return False
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and is_plain(
-            [*value, *value.values()], exact=exact
-        )
+        has_text_keys = all(isinstance(key, str) for key in value)
+        return has_text_keys and is_plain([*value, *value.values()], exact=exact)
     if isinstance(value, list | tuple):
         return all(is_plain(item, exact=exact) for item in value)
-    return (
-        value is None
-        or isinstance(value, str | int)
-        or (isinstance(value, float) and isfinite(value))
-    )
+    if isinstance(value, float):
+        return isfinite(value)
+    return value is None or isinstance(value, str | int)
 
 
 def require_plain(memory: Any) -> Any:
-    """What a policy remembers; refused where it would come back as something else, and decide
-    otherwise.
+    """Return what a policy remembers, if JSON gives it back as it is.
+
+    A memory that came back as something else would decide otherwise, so it is refused.
     """
     if is_plain(memory):
         return memory
-    rule = "Remember text, numbers, None, lists, and dicts whose keys are text."
     raise SaveError(
-        f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. {rule}"
+        f"the policy's memory would not come back from JSON as it is: {str(memory)[:200]}. "
+        "Remember text, numbers, None, lists, and dicts whose keys are text."
     )
 
 

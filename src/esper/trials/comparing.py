@@ -6,6 +6,7 @@ policies and static controls on the same hosts, data orders and rate plans, seed
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -27,7 +28,7 @@ from esper.runtime.splits import Splits
 from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.storage.runfolder import ARMS, PLANS, PRETRAINED
-from esper.storage.store import Generation, Store, fitting
+from esper.storage.store import Generation, NewFile, Store, fitting
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_names import Rule, parse
 from esper.tamiyo.rules import replay
@@ -319,7 +320,12 @@ class Comparison:
         )
         own = {seed: f"seed-{seed}" for seed in seeds}
         stores = {
-            s: Store(folder / f"{n}.json", "trained host", names=n, of=f"{settings} {n}")
+            s: Store(
+                folder / f"{n}.json",
+                "trained host",
+                owned=re.compile(n),
+                bound_to=f"{settings} {n}",
+            )
             for s, n in own.items()
         }
         for seed, store in stores.items():
@@ -344,7 +350,7 @@ class Comparison:
                 }
                 stores[seed].save(
                     {"epochs": epochs},
-                    {"host": (f"seed-{seed}.safetensors", partial(save_file, state))},
+                    {"host": NewFile(f"seed-{seed}.safetensors", partial(save_file, state))},
                 )
                 self.weights[seed] = state
 
@@ -362,7 +368,7 @@ class Comparison:
         return Store(
             self.config.out / folder / f"{slug}-{shown}.json",
             kind,
-            of=f"{self.config.digest()} {arm} {rate}",
+            bound_to=f"{self.config.digest()} {arm} {rate}",
         )
 
     def _is_known(self, arm: str, rate: float) -> bool:

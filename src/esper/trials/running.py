@@ -3,6 +3,7 @@
 one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from esper.runtime.splits import require_corpus
 from esper.runtime.storing import can_be_stored, describe_population, restore_population
 from esper.simic.checkpoints import other_episodes
 from esper.storage import runfolder
-from esper.storage.store import Store, fitting, require_plain
+from esper.storage.store import NewFile, Store, fitting, require_plain
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
@@ -91,14 +92,21 @@ def build(
         return episodes, [
             make_decider(episodes, host, config.policy) for host in range(config.hosts)
         ]
-    store = Store(config.out / "policy.json", "policy of a run", names="policy", of=config.digest())
+    store = Store(
+        config.out / runfolder.POLICY_MANIFEST,
+        "policy of a run",
+        owned=re.compile("policy"),
+        bound_to=config.digest(),
+    )
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:
         load_fitting(source := Path(config.policy), space)
         if line := other_episodes(source, population.task):
             tell(line)
-        kept = store.save({}, {"policy": (runfolder.POLICY, source.read_bytes())})
+        kept = store.save(
+            {}, {"policy": NewFile(name=runfolder.POLICY, content=source.read_bytes())}
+        )
     policy = load_fitting(store.path(kept, "policy"), space)
     return episodes, [
         make_decider(episodes, host, lambda facts: policy, config.policy)
@@ -120,7 +128,7 @@ def _finish(
         result = arm_result(
             config.policy, run, final, counts[host], start_params=start, seconds=seconds
         )
-        export_network(run.model, config.out / runfolder.NETWORKS / f"host-{host}")
+        export_network(run.model, runfolder.network_folder(config.out, host))
         sink.write(episodes.close(host))
         sink.write(result)
         results.append(result)
@@ -139,13 +147,17 @@ class EpochSaves:
         population: Population,
         deciders: Sequence[Decider],
         sink: Sink,
-        of: str = "",
+        bound_to: str | None = None,
     ):
         self.population, self.deciders, self.sink = population, deciders, sink
         self.epochs = 0  # epochs of the episodes that a resume would not have to train again
-        manifest, place = out / runfolder.MANIFEST, out / runfolder.CHECKPOINTS
         self.store = Store(
-            manifest, "run of a policy", place, r"epoch-\d{6}-[a-z0-9-]+", KEPT_EPOCHS, of=of
+            out / runfolder.MANIFEST,
+            "run of a policy",
+            out / runfolder.CHECKPOINTS,
+            owned=re.compile(r"epoch-\d{6}-[a-z0-9-]+"),
+            keep=KEPT_EPOCHS,
+            bound_to=bound_to,
         )
 
     def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
@@ -184,7 +196,10 @@ class EpochSaves:
         start = f"epoch-{epoch:06d}-"
         self.store.save(
             facts,
-            {role: (f"{start}{role}.safetensors", content) for role, content in contents.items()},
+            {
+                role: NewFile(name=f"{start}{role}.safetensors", content=content)
+                for role, content in contents.items()
+            },
         )
         self.epochs = epoch + 1
 
@@ -194,7 +209,7 @@ class EpochSaves:
         its number, what happened in it, each host's stages so far; None if none.
         """
         if (save := self.store.newest()) is None:
-            self.sink.rewind((0, 0))
+            self.sink.rewind(runfolder.BEGINNING)
             return None
         facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}
         with fitting(self.store.manifest):

@@ -15,7 +15,7 @@ from dashboard.web_runs import grow_run
 from esper.dashboard.report import write_report
 from esper.kasmina.exporting import SOURCE, WEIGHTS, export_network
 from esper.storage.files import digest
-from esper.storage.store import Store
+from esper.storage.store import NewFile, Store
 from faults import test_exports
 from faults.campaign import world
 from faults.campaign.driver import SAME, Group
@@ -43,7 +43,12 @@ class Pretrained(Listed):
     """Tensors beside a manifest of their own, as a host that is trained before a comparison."""
 
     def store(self, folder):
-        return Store(folder / "seed-0.json", "pretrained host", names="seed-0", of="settings")
+        return Store(
+            folder / "seed-0.json",
+            "pretrained host",
+            owned=re.compile("seed-0"),
+            bound_to="settings",
+        )
 
     def save(self, folder, number):
         def write(path):
@@ -51,7 +56,7 @@ class Pretrained(Listed):
 
         store = self.store(folder)
         store.newest()
-        store.save({"number": number}, {"host": ("seed-0.safetensors", write)})
+        store.save({"number": number}, {"host": NewFile("seed-0.safetensors", write)})
 
     def load(self, folder):
         kept = self.store(folder).newest()
