@@ -19,7 +19,7 @@ from esper.dashboard.reader import RunSummary
 from esper.dashboard.view import Episode, LogLine, RunView, Series
 from esper.leyline.errors import printable
 from esper.leyline.factored_actions import OP_NAMES
-from esper.telemetry.events import clock, tell_gain
+from esper.telemetry.events import clock, format_gain
 
 Picture = tuple[str, RenderableType]  # A panel's title and what is in it.
 Form = Callable[[float], str]
@@ -160,7 +160,7 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
         told = f"{seed.fate.lower()} at epoch {seed.end}"
         told += "" if seed.removed is None else f", removed at {seed.removed}"
         return place, shown, blueprint, "", "", told, "", fossils
-    gain = tell_gain(seed.contribution, seed.standard_error)
+    gain = format_gain(seed.contribution, seed.standard_error)
     return (
         place,
         shown,

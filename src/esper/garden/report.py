@@ -29,7 +29,7 @@ from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
 from esper.leyline.rates import LOW_RATE
 from esper.runtime.charges import incubation_flops, learning_flops, network_flops, shadow_flops
 from esper.runtime.ledger import Charge
-from esper.telemetry.events import ActionTaken, Event, GrowthHint, GrowthReported, tell_gain
+from esper.telemetry.events import ActionTaken, Event, GrowthHint, GrowthReported, format_gain
 
 if TYPE_CHECKING:
     from esper.garden.garden import Garden
@@ -194,7 +194,7 @@ def summarize(model: MorphogeneticModel, epoch: int) -> str:
             report.metrics.counterfactual_standard_error,
         )
         alpha, evidence = (
-            (f"{report.alpha:.2f}", tell_gain(*gain)) if report.is_live else ("-", "-")
+            (f"{report.alpha:.2f}", format_gain(*gain)) if report.is_live else ("-", "-")
         )
         place = (slot_id, model.slot_config.modules[slot_id], report.kind, report.stage.name)
         counts = (f"{report.metrics.seed_param_count:,}", str(report.fossil_count))

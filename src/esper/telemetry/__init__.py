@@ -1,4 +1,5 @@
-"""What happened, as small frozen records that serialise themselves.
+"""What happened, as records: the kinds of events, how many of them are kept, and where they go.
 
-No torch in here, and no global sink.
+Also the curves that trackers draw of them, and how sure a mean is. Events hold plain values: no
+tensors, no modules, and nothing here decides what training does next.
 """

@@ -1,9 +1,8 @@
-"""Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk. Their
-failures stop nobody.
+"""Numbers for TensorBoard and Weights & Biases, taken from events on their way to disk.
 
-A resumed run tracks its last step again. TensorBoard is told to forget what it has from that step
-on; for Weights & Biases it is another run of the same name and group, since an offline one cannot
-be resumed.
+A tracker that fails does not stop training. A resumed run tracks its last step again: TensorBoard
+forgets what it has from that step on; for Weights & Biases it is another run of the same name and
+group, since an offline one cannot be resumed.
 """
 
 import os
@@ -15,45 +14,52 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from esper.leyline.errors import SettingError, UnknownNameError, complain
+from esper.storage.runfolder import TENSORBOARD
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
 from esper.telemetry.sink import Sink
 
 TrackerName = Literal["tensorboard", "wandb"]
-_LABELS = {
-    "round",
-    "host",
-    "epoch",
-    "epochs",
-    "seed",
-    "first_worst",
-}  # They say which event it is, and make no curve.
+
+# They say which event it is, and make no curve.
+_LABELS = {"round", "host", "epoch", "epochs", "seed", "first_worst"}
 
 
-def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
-    """The step of an event and its numbers by name; None where it is not tracked."""
+class Scalars(NamedTuple):
+    """One point of each curve that an event has a number for."""
+
+    step: int
+    values: dict[str, float]  # curve -> number
+
+
+def scalars_of(event: Event) -> Scalars | None:
+    """The numbers of an event by curve; None where it is not tracked."""
     match event:
         case RoundFinished():
-            step, place = event.round, "round"
+            return Scalars(event.round, _numbers(asdict(event), "round"))
         case HostEpoch(round=None):
-            step, place = event.epoch, f"host-{event.host}"
+            return Scalars(event.epoch, _numbers(asdict(event), f"host-{event.host}"))
         case ArmFinished():
-            step, place = event.epochs, f"result/seed-{event.seed}"
+            return Scalars(event.epochs, _numbers(asdict(event), f"result/seed-{event.seed}"))
         case _:
             return None
-    return step, dict(_numbers(asdict(event), place))
 
 
-def _numbers(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and name not in _LABELS:
-            yield from _numbers(value, name if place == "round" else f"{place}/{name}")
-        elif isinstance(value, int | float) and name not in _LABELS:
-            yield f"{place}/{name}", float(value)
+def _numbers(fields: Mapping[str, Any], group: str) -> dict[str, float]:
+    """All numbers in an event's fields, by the names of their curves; curves of a group."""
+    numbers: dict[str, float] = {}
+    for name, value in fields.items():
+        if name in _LABELS:
+            continue
+        if isinstance(value, dict):
+            numbers |= _numbers(value, name if group == "round" else f"{group}/{name}")
+        elif isinstance(value, int | float):
+            numbers[f"{group}/{name}"] = float(value)
+    return numbers
 
 
 class Tracker(NamedTuple):
-    """What one tracker is told a step with, and ended with."""
+    """An opened tracker: how to log the values of one step, and how to end it."""
 
     log: Callable[[int, Mapping[str, float]], None]
     close: Callable[[], None]
@@ -63,7 +69,7 @@ def _open_tensorboard(run: Path, config: Mapping[str, Any], step: int) -> Tracke
     """Event files in `tensorboard` of the run folder."""
     from torch.utils.tensorboard import SummaryWriter
 
-    file = SummaryWriter(str(run / "tensorboard"), purge_step=step)
+    file = SummaryWriter(str(run / TENSORBOARD), purge_step=step)
 
     def log(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -74,20 +80,24 @@ def _open_tensorboard(run: Path, config: Mapping[str, Any], step: int) -> Tracke
 
 
 def _open_wandb(run: Path, config: Mapping[str, Any], step: int) -> Tracker:
-    """A run in `wandb` of the run folder, to be sent with `wandb sync`; WANDB_MODE=online sends it
-    at once.
+    """A run in `wandb` of the run folder, to be sent with `wandb sync`.
+
+    WANDB_MODE=online sends it at once.
     """
     import wandb
 
-    name, mode = run.resolve().name, os.environ.get("WANDB_MODE", "offline")
+    name = run.resolve().name
+    mode = os.environ.get("WANDB_MODE", "offline")
     opened = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
     return Tracker(lambda step, values: opened.log(dict(values), step=step), opened.finish)
 
 
 TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
+"""How to open each tracker, by its name."""
 
 
 def require_trackers(names: Sequence[TrackerName]) -> None:
+    """Refuse a tracker that is not known or not installed."""
     for name in names:
         if name not in TRACKERS:
             raise UnknownNameError("tracker", name, TRACKERS)
@@ -116,25 +126,28 @@ class TrackingSink(Sink):
         self._trackers: dict[TrackerName, Tracker | None] = dict.fromkeys(names)
 
     def write(self, event: Event) -> None:
+        """Append an event, and log its numbers."""
         super().write(event)
-        if self._trackers and (found := scalars_of(event)):
-            for name, tracker in tuple(self._trackers.items()):
-                with self._giving_up_on(name):
-                    self._trackers[name] = tracker = tracker or TRACKERS[name](
-                        self.folder, self._config, found[0]
-                    )
-                    tracker.log(*found)
+        scalars = scalars_of(event) if self._trackers else None
+        if scalars is None:
+            return
+        for name, tracker in tuple(self._trackers.items()):
+            with self._giving_up_on(name):
+                if tracker is None:
+                    tracker = TRACKERS[name](self.folder, self._config, scalars.step)
+                    self._trackers[name] = tracker
+                tracker.log(scalars.step, scalars.values)
 
     @contextmanager
     def _giving_up_on(self, name: TrackerName) -> Iterator[None]:
-        """Whatever fails inside is told, and the tracker is not asked again."""
+        """Whatever fails inside is shown, and the tracker is not used again."""
         try:
             yield
         except Exception as problem:
             self._trackers.pop(name)
             complain(
                 f"{name} failed ({str(problem).strip() or type(problem).__name__}). "
-                f"Training goes on without it."
+                "Training continues without it."
             )
 
     def __exit__(self, *problem: object) -> None:

@@ -1,6 +1,6 @@
 """How much is recorded, and for how long an anomaly makes it more.
 
-Decides only; whoever records asks for `level`.
+Decides only; the sink asks for `level`.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ class TelemetryLevel(IntEnum):
 
 
 class TelemetryConfig:
-    """The level of a run. An anomaly lifts it to debug for a few rounds, once per series of
-    anomalies.
+    """The level of a run.
 
-    A series that outlives its escalation begins no new one; a round without any anomaly ends it. So
-    a fault that stays is shown in full once, not for ever. Its `escalation_rounds` include the one
-    with the anomaly. Off stays off.
+    An anomaly lifts it to debug for a few rounds, once per series of anomalies. A series that
+    outlives its escalation begins no new one; a round without any anomaly ends it. So a fault that
+    stays is shown in full once, not for ever. Its `escalation_rounds` include the one with the
+    anomaly. Off stays off.
     """
 
     def __init__(
@@ -29,16 +29,20 @@ class TelemetryConfig:
             level if isinstance(level, TelemetryLevel) else TelemetryLevel[level.upper()]
         )
         self.escalation_rounds = escalation_rounds
-        self._rounds_left, self._is_series, self._was_called = 0, False, False
+        self._rounds_left = 0
+        self._is_series = False
+        self._was_called = False
 
     @property
     def level(self) -> TelemetryLevel:
+        """What is recorded now."""
         return TelemetryLevel.DEBUG if self._rounds_left else self.base_level
 
     def escalate_temporarily(self) -> bool:
         """Report an anomaly. True if debug records begin now, for `escalation_rounds` rounds."""
         is_first = not self._is_series
-        self._is_series = self._was_called = True
+        self._is_series = True
+        self._was_called = True
         if not is_first or self.base_level in (TelemetryLevel.OFF, TelemetryLevel.DEBUG):
             return False
         self._rounds_left = self.escalation_rounds
@@ -53,8 +57,10 @@ class TelemetryConfig:
         }
 
     def load(self, state: Mapping[str, int | bool]) -> None:
+        """Continue where `state` stood."""
         self._rounds_left = int(state["rounds_left"])
-        self._is_series, self._was_called = bool(state["is_series"]), bool(state["was_called"])
+        self._is_series = bool(state["is_series"])
+        self._was_called = bool(state["was_called"])
 
     def end_round(self) -> None:
         """One rollout and its update are over."""

@@ -12,16 +12,16 @@ from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
 
-# The record of every decision at debug; from raw indices, so that nothing is built.
 ACTION_TAKEN = "ACTION_TAKEN"
+"""Type of the record of every decision, at debug; `emit_last_action` makes it of raw indices."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Event:
-    """Something that happened; `line` tells it where no method does.
+    """Something that happened. Every kind of event is a frozen dataclass of plain values.
 
-    Every kind of event is a frozen dataclass.
+    `str()` is one line for people. A kind writes it as a format in `line`, or in `__str__`.
     """
 
     line = ""
@@ -41,41 +41,45 @@ class HostEvent(Event):
 
 
 class SlotEvent(HostEvent):
-    module: str | None = field(
-        default=None, kw_only=True
-    )  # the host's own name of the module that the slot sits on
+    """Something that happened in one slot; every kind has a field `slot`."""
+
+    # the host's own name of the module that the slot sits on
+    module: str | None = field(default=None, kw_only=True)
 
     @property
-    def place(self) -> str:
-        slot: str = self.slot  # type: ignore[attr-defined]  # every kind has it, each in its own place
+    def site(self) -> str:
+        """The slot, and the module that it sits on where that is known."""
+        slot: str = self.slot  # type: ignore[attr-defined]  # each kind has it at another position
         return slot if self.module is None else f"{slot} ({self.module})"
 
 
 class HostEpoch(HostEvent):
+    """One epoch of one host was trained and measured; None is not measured."""
+
     held_out_loss: float | None
     params: int
     train_loss: float | None = None
     held_out_accuracy: float | None = None
-    held_out_score: float | None = (
-        None  # where your own `evaluate` returns scores instead of losses
-    )
+    held_out_score: float | None = None  # where your `evaluate` returns scores instead of losses
     flops: int | None = None  # all phases, since the episode began
     steps: int | None = None  # training steps of this epoch
     share: float | None = None  # part of the episode that is over: of its epochs, or of its compute
-    round: int | None = (
-        None  # where a policy is trained; the reward is what the decision before this epoch earned
-    )
+    # where a policy is trained; the reward is what the decision before this epoch earned
+    round: int | None = None
     twin_accuracy: float | None = None
     reward: float | None = None
     reward_parts: dict[str, float] | None = None
 
     def __str__(self) -> str:
-        known = {"held-out loss": self.held_out_loss, "held-out score": self.held_out_score}
-        said = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
-        said += [] if self.held_out_accuracy is None else [f"accuracy {self.held_out_accuracy:.2%}"]
-        return (
-            f"epoch {self.epoch}: {', '.join(said) or 'not measured'}, {self.params:,} parameters"
-        )
+        readings = []
+        if self.held_out_loss is not None:
+            readings.append(f"held-out loss {self.held_out_loss:.4f}")
+        if self.held_out_score is not None:
+            readings.append(f"held-out score {self.held_out_score:.4f}")
+        if self.held_out_accuracy is not None:
+            readings.append(f"accuracy {self.held_out_accuracy:.2%}")
+        shown = ", ".join(readings) or "not measured"
+        return f"epoch {self.epoch}: {shown}, {self.params:,} parameters"
 
 
 class SeedMeasured(SlotEvent):
@@ -91,9 +95,9 @@ class SeedMeasured(SlotEvent):
     standard_error: float | None
 
     def __str__(self) -> str:
-        gain = tell_gain(self.contribution, self.standard_error)
+        gain = format_gain(self.contribution, self.standard_error)
         return (
-            f"epoch {self.epoch}: {self.place} {self.blueprint} {self.stage}, alpha "
+            f"epoch {self.epoch}: {self.site} {self.blueprint} {self.stage}, alpha "
             f"{self.alpha:.2f}, {gain}"
         )
 
@@ -108,7 +112,7 @@ class ActionTaken(SlotEvent):
 
     def __str__(self) -> str:
         what = f" {self.blueprint} ({self.blend})" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.op}{what} in {self.place}"
+        return f"epoch {self.epoch}: {self.op}{what} in {self.site}"
 
 
 class ActionRefused(SlotEvent):
@@ -117,10 +121,12 @@ class ActionRefused(SlotEvent):
     op: str
     slot: str
     reason: str
-    line = "epoch {0.epoch}: {0.op} in {0.place} refused: {0.reason}"
+    line = "epoch {0.epoch}: {0.op} in {0.site} refused: {0.reason}"
 
 
 class StageChanged(SlotEvent):
+    """A slot went from one stage to another."""
+
     slot: str
     before: str
     after: str
@@ -129,7 +135,7 @@ class StageChanged(SlotEvent):
 
     def __str__(self) -> str:
         seed = f" {self.blueprint}" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.place}{seed} {self.before} -> {self.after}"
+        return f"epoch {self.epoch}: {self.site}{seed} {self.before} -> {self.after}"
 
 
 class GateJudged(SlotEvent):
@@ -141,13 +147,13 @@ class GateJudged(SlotEvent):
     needed: str
     verdict: str
     reason: str
-    line = "epoch {0.epoch}: {0.place} {0.gate} {0.verdict} ({0.reason})"
+    line = "epoch {0.epoch}: {0.site} {0.gate} {0.verdict} ({0.reason})"
 
 
 class FossilJudged(SlotEvent):
     """Late pruning kept or removed a fossil; a contribution of None is not finite.
 
-    In a slot, newest come first.
+    The newest fossil of a slot is judged first.
     """
 
     slot: str
@@ -157,11 +163,9 @@ class FossilJudged(SlotEvent):
     is_kept: bool
 
     def __str__(self) -> str:
-        fate, gain = (
-            "kept" if self.is_kept else "removed",
-            tell_gain(self.contribution, self.standard_error),
-        )
-        return f"epoch {self.epoch}: fossil {self.place} {self.blueprint} {fate}, {gain}"
+        fate = "kept" if self.is_kept else "removed"
+        gain = format_gain(self.contribution, self.standard_error)
+        return f"epoch {self.epoch}: fossil {self.site} {self.blueprint} {fate}, {gain}"
 
 
 class HostRolledBack(HostEvent):
@@ -172,20 +176,20 @@ class HostRolledBack(HostEvent):
 
 
 class GrowthHint(HostEvent):
-    """Advice to whoever runs the training loop."""
+    """Advice to the user whose training loop this is."""
 
     text: str
     line = "epoch {0.epoch}: hint: {0.text}"
 
 
 class GrowthReported(HostEvent):
-    """What all that grew in a network is worth on held-out examples, and what it costs; the one
-    event of several lines.
+    """What all that grew in a network is worth on held-out examples, and what it costs.
 
-    `parts` are fossils and live seeds in the output, each with slot, module, blueprint, stage,
-    params, flops, without (the mean with it switched off), gain and standard_error. A gain is by
-    how much the whole is better. `measure` is loss or score. FLOPs are of one example forward, None
-    if unknown; `spent` FLOPs and seconds are by phase, so far.
+    It is the one event of several lines. `parts` are fossils and live seeds in the output, each
+    with slot, module, blueprint, stage, params, flops, without (the mean with it switched off),
+    gain and standard_error. A gain is by how much the whole is better. `measure` is loss or score.
+    FLOPs are of one example forward, None if unknown; `spent` FLOPs and seconds are by phase, so
+    far.
     """
 
     measure: str
@@ -203,40 +207,51 @@ class GrowthReported(HostEvent):
     seconds: dict[str, float]
 
     def __str__(self) -> str:
-        gain = (
-            f"without all that grew {self.without_all:.4f}, a gain of "
-            f"{tell_gain(self.gain, self.standard_error)}"
-        )
-        told = (
+        lines = [
             f"epoch {self.epoch}: held-out {self.measure} {self.whole:.4f} on "
-            f"{self.examples:,} examples, {gain}"
-        )
-        size = (
-            f"parameters: {self.params:,}, "
-            f"{self.params / max(self.host_params, 1):.2f} x the host's"
-        )
-        times = self.seconds.get("training", 0.0), sum(self.seconds.values())
-        cost = (
-            f"time: training {clock(times[0])}, measuring and deciding {clock(times[1] - times[0])}"
-        )
+            f"{self.examples:,} examples, without all that grew {self.without_all:.4f}, "
+            f"a gain of {format_gain(self.gain, self.standard_error)}"
+        ]
+        if self.parts:
+            lines.append(
+                "(the host has learnt to rely on what grew: "
+                "by itself, it would have learnt otherwise)"
+            )
+        lines += [self._line_of(part) for part in self.parts]
+        lines += [self._size_line(), self._cost_line()]
+        return "\n  ".join(lines)
+
+    def _line_of(self, part: dict[str, Any]) -> str:
+        """One fossil or seed: whether it helps, by how much, and its size."""
+        gain = part["gain"]
+        error = part["standard_error"]
+        if abs(gain) <= 2 * error:
+            verdict = "may be chance"
+        else:
+            verdict = "helps" if gain > 0 else "hurts"
+        name = f"{part['slot']} ({part['module']}) {part['blueprint']}, {part['stage']}"
+        line = f"{name}: {verdict}, {format_gain(gain, error)}; {part['params']:,} parameters"
+        if self.host_flops:
+            line += f", {part['flops'] / self.host_flops:.1%} of the host's FLOPs"
+        return line
+
+    def _size_line(self) -> str:
+        times_host = self.params / max(self.host_params, 1)
+        line = f"parameters: {self.params:,}, {times_host:.2f} x the host's"
         if self.flops is not None and self.host_flops:
             share = self.flops / self.host_flops
-            training = self.spent.get("training", 0)
-            size += f"; FLOPs of an example: {self.flops:.3g}, {share:.2f} x the host's"
-            cost += f"; FLOPs: {sum(self.spent.values()):.3g}, {training:.3g} of them in training"
-        caution = (
-            "(the host has learnt to rely on what grew: by itself, it would have learnt otherwise)"
-        )
-        return "\n  ".join(
-            [told, *([caution] if self.parts else []), *map(self._tell, self.parts), size, cost]
-        )
+            line += f"; FLOPs of an example: {self.flops:.3g}, {share:.2f} x the host's"
+        return line
 
-    def _tell(self, part: dict[str, Any]) -> str:
-        gain, error, flops = part["gain"], part["standard_error"], part["flops"]
-        verdict = "may be chance" if abs(gain) <= 2 * error else "helps" if gain > 0 else "hurts"
-        share = f", {flops / self.host_flops:.1%} of the host's FLOPs" if self.host_flops else ""
-        name = f"{part['slot']} ({part['module']}) {part['blueprint']}, {part['stage']}"
-        return f"{name}: {verdict}, {tell_gain(gain, error)}; {part['params']:,} parameters{share}"
+    def _cost_line(self) -> str:
+        training = self.seconds.get("training", 0.0)
+        others = sum(self.seconds.values()) - training
+        line = f"time: training {clock(training)}, measuring and deciding {clock(others)}"
+        if self.flops is not None and self.host_flops:
+            spent = sum(self.spent.values())
+            in_training = self.spent.get("training", 0)
+            line += f"; FLOPs: {spent:.3g}, {in_training:.3g} of them in training"
+        return line
 
 
 class ArmFinished(Event):
@@ -332,15 +347,14 @@ class AnomalyFound(Event):
     escalated: bool  # whether debug records begin with it
 
     def __str__(self) -> str:
-        return (
-            f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} "
-            f"{self.where}".rstrip()
-        )
+        line = f"round {self.round}: {self.kind} is {self.value}, limit {self.limit} {self.where}"
+        return line.rstrip()
 
 
 class BlocksCompiled(HostEvent):
-    """Blocks met for the first time were compiled, for all hosts; no host's ledger holds these
-    seconds.
+    """Blocks met for the first time were compiled, for all hosts.
+
+    No host's ledger holds these seconds.
     """
 
     shapes: int
@@ -349,7 +363,7 @@ class BlocksCompiled(HostEvent):
 
 
 class CheckpointSaved(Event):
-    """A state that training can go on from."""
+    """A state that training can continue from."""
 
     round: int
     file: str
@@ -357,21 +371,29 @@ class CheckpointSaved(Event):
 
 
 _MINIMAL = (RoundFinished, AnomalyFound, CheckpointSaved, ArmFinished, LedgerClosed, HostRolledBack)
-SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(
-    _MINIMAL, TelemetryLevel.MINIMAL
-)  # all others: NORMAL
-_KINDS = [
-    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Event)
-]
-EVENT_TYPES = {kind.__name__: kind for kind in _KINDS if kind not in (Event, HostEvent, SlotEvent)}
+SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, TelemetryLevel.MINIMAL)
+"""The level from which on a kind of event is kept; all that are not listed: NORMAL."""
 
 
-def tell_gain(contribution: float | None, error: float | None) -> str:
-    return (
-        "not measured"
-        if contribution is None or error is None
-        else f"{contribution:+.4f} ± {error:.4f}"
-    )
+def _event_types() -> dict[str, type[Event]]:
+    """Every class above that is a kind of event, by its name."""
+    bases = (Event, HostEvent, SlotEvent)
+    types = {}
+    for name, value in globals().items():
+        if isinstance(value, type) and issubclass(value, Event) and value not in bases:
+            types[name] = value
+    return types
+
+
+EVENT_TYPES = _event_types()
+"""The kinds of events by the `type` of their records."""
+
+
+def format_gain(contribution: float | None, error: float | None) -> str:
+    """A contribution with its standard error, for people."""
+    if contribution is None or error is None:
+        return "not measured"
+    return f"{contribution:+.4f} ± {error:.4f}"
 
 
 def finite(value: float | None) -> float | None:
@@ -388,21 +410,20 @@ def from_record(record: dict[str, Any]) -> Event:
     """The event a record was made from; a record of another shape is refused."""
     values = dict(record)
     name = values.pop("type", None)
-    if (cls := EVENT_TYPES.get(str(name))) is None or set(values) != {
-        field.name for field in fields(cls)
-    }:
+    kind = EVENT_TYPES.get(str(name))
+    if kind is None or set(values) != {field.name for field in fields(kind)}:
         raise SaveError(
             f"an event record of type {name!r} with fields {sorted(values)} is not "
-            f"one this version knows."
+            "one this version knows."
         )
-    return cls(**values)
+    return kind(**values)
 
 
 def clock(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    whole_minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(whole_minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
 def emit_last_action(
@@ -418,10 +439,12 @@ def emit_last_action(
     success: bool,
     space: ActionSpace = DEFAULT_SPACE,
 ) -> dict[str, Any]:
-    """The record of one decision, of type ACTION_TAKEN; `masked` says of each head whether its mask
-    left no choice.
+    """The record of one decision, of type ACTION_TAKEN.
+
+    `masked` says of each head whether its mask left no choice.
     """
     op, _, blueprint, blend = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+    heads = ("op", "slot", "blueprint", "blend")
     return {
         "kind": "last_action",
         "env_id": env_id,
@@ -430,9 +453,6 @@ def emit_last_action(
         "slot_id": slot_id,
         "blueprint_id": blueprint,
         "blend_id": blend,
-        **{
-            f"{head}_masked": bool(masked.get(head, False))
-            for head in ("op", "slot", "blueprint", "blend")
-        },
+        **{f"{head}_masked": bool(masked.get(head, False)) for head in heads},
         "action_success": success,
     }

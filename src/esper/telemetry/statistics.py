@@ -1,6 +1,6 @@
-"""How sure a mean is:
+"""How sure a mean is: bootstrap intervals of means and of paired differences.
 
-bootstrap intervals of means and of paired differences. Numbers in, numbers out.
+Numbers in, numbers out.
 """
 
 import math
@@ -13,8 +13,14 @@ import numpy as np
 
 from esper.leyline.errors import SettingError
 
-DRAWS, CONFIDENCE = 10_000, 0.95
-FEWEST = 5  # Values below which no claim is made.
+DRAWS = 10_000
+"""Resampled means of which percentiles are taken."""
+
+CONFIDENCE = 0.95
+"""Part of the intervals that hold the truth."""
+
+FEWEST = 5
+"""Values below which no claim is made."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,15 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """What may be claimed of a difference; an interval of very few values is too narrow to
-        claim anything by.
+        """What may be claimed of a difference.
+
+        An interval of very few values is too narrow to claim anything by.
         """
         if self.count < FEWEST or self.low is None or self.high is None:
             return f"fewer than {FEWEST} seeds"
-        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "unsupported"
+        if self.low > 0:
+            return "ahead"
+        return "behind" if self.high < 0 else "unsupported"
 
 
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -41,32 +50,39 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     sample = np.asarray(values, np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise SettingError(f"an estimate needs one or more finite numbers, got {list(values)}.")
-    mean, count = float(sample.mean()), len(sample)
+    mean = float(sample.mean())
+    count = len(sample)
     if count < 2:
-        return Estimate(mean, None, None, count)
-    means = sample[np.random.default_rng(seed).integers(count, size=(DRAWS, count))].mean(1)
+        return Estimate(mean=mean, low=None, high=None, count=count)
+    draws = np.random.default_rng(seed).integers(count, size=(DRAWS, count))
+    means = sample[draws].mean(1)
     # plain percentiles of resampled means are too narrow for ten or so values; they are taken as
     # much further out as Student's t lies outside the normal curve, which about keeps the promise
     # and never leaves the range of the data
-    tail = NormalDist().cdf(
-        -math.sqrt(count / (count - 1)) * student_quantile((1 + CONFIDENCE) / 2, count - 1)
-    )
+    quantile = student_quantile((1 + CONFIDENCE) / 2, count - 1)
+    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * quantile)
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Estimate(mean, float(low), float(high), count)
+    return Estimate(mean=mean, low=float(low), high=float(high), count=count)
 
 
 @cache
 def student_quantile(share: float, freedom: int) -> float:
-    """Where Student's t with this many degrees of freedom has `share` (above a half) of its weight
-    below.
+    """Below this value lies `share`, above a half, of the weight of Student's t.
+
+    `freedom` is its number of degrees of freedom.
     """
     grid = np.linspace(0.0, math.pi / 2, 20_001)  # arc tangents map the tail to a finite interval
     heights = np.cos(grid) ** (freedom - 1)
-    low, high = 0.0, 1000.0
+    low = 0.0
+    high = 1000.0
     for _ in range(60):
         middle = (low + high) / 2
-        beyond = heights[grid >= math.atan(middle / math.sqrt(freedom))].sum() / heights.sum() / 2
-        low, high = (middle, high) if beyond > 1 - share else (low, middle)
+        is_beyond = grid >= math.atan(middle / math.sqrt(freedom))
+        weight_beyond = heights[is_beyond].sum() / heights.sum() / 2
+        if weight_beyond > 1 - share:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -74,6 +90,5 @@ def compare_pairs(values: Sequence[float], others: Sequence[float], *, seed: int
     """The mean of value minus other, pair by pair, with its interval."""
     if len(values) != len(others):
         raise SettingError(f"{len(values)} values cannot be paired with {len(others)}.")
-    return estimate_mean(
-        [value - other for value, other in zip(values, others, strict=True)], seed=seed
-    )
+    differences = [value - other for value, other in zip(values, others, strict=True)]
+    return estimate_mean(differences, seed=seed)
