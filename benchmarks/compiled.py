@@ -1,6 +1,6 @@
 """What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in over eight structures.
 
-    python benchmarks/compiled.py --out benchmarks/results/compiled.json  # --device cuda on a GPU
+    python benchmarks/compiled.py --out NEW.json  # --device cuda on a GPU
 
 Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile anew). Each has a process of its
 own, and no code compiled before. Seconds are of the processor, compilers included.
@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 from hardware import hardware
+from records import add_options, claim, keep
 from torch import nn
 
 import esper
@@ -85,11 +85,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     if options.arm:
         print(json.dumps(play(options.arm, options.structures, options.steps, options.device)))
         return
+    claim(options)
     told = f"--structures {options.structures} --steps {options.steps} --device {options.device}"
     arms = {}
     for arm in ARMS:
@@ -110,8 +111,7 @@ def main() -> None:
         "arms": arms,
     }
     print(json.dumps(record, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    keep(options, record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a run of up to a million events takes to open, and one older episode to be read back.
 
-    python benchmarks/dashboard.py --out benchmarks/results/dashboard.json
+    python benchmarks/dashboard.py --out NEW.json
 
 Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400 hosts, the worst
 case for memory: no episode is over before its last line. About two events of seeds per epoch beside the epoch's own.
@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from records import add_options, claim, keep
 
 from esper.telemetry.events import (
     ActionTaken,
@@ -205,12 +207,13 @@ def main() -> None:
     )
     parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
         print(json.dumps(open_run(options.open)))
         return
+    claim(options)
     counts = " ".join(map(str, options.events))
     record: dict[str, object] = {
         "command": f"python benchmarks/dashboard.py --events {counts} --repeats {options.repeats}",
@@ -219,8 +222,7 @@ def main() -> None:
     for kind, write in (("ppo", write_run), ("grow", write_grown)):
         record[kind] = [measure(write, events, options.repeats) for events in options.events]
     print(json.dumps(record, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    keep(options, record)
 
 
 if __name__ == "__main__":

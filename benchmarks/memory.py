@@ -1,6 +1,6 @@
 """How much GPU memory captured graphs take: many hosts at once, and many plans one after the other.
 
-    python benchmarks/memory.py --device cuda --out benchmarks/results/memory_h200.json
+    python benchmarks/memory.py --device cuda --out NEW.json
 
 `hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the random policy. `plans`:
 random plans in populations of 20 hosts, one after the other; memory after each, until 1,000 plans or `--seconds` are
@@ -13,11 +13,11 @@ import json
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from hardware import hardware
+from records import add_options, claim, keep
 from throughput import generated
 
 from esper.episodes import Episodes
@@ -115,8 +115,9 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     options = parser.parse_args()
+    claim(options)
     torch.set_num_threads(1)
     device, parts = torch.device(options.device), list[dict[str, Any]]()
     for name, measure in {"hosts": many_hosts, "plans": many_plans}.items():
@@ -128,13 +129,12 @@ def main() -> None:
             )
         give_back(device)
         print(json.dumps(parts[-1], indent=1), flush=True)
-        if options.out:
-            record = {
-                "script": "benchmarks/memory.py",
-                "hardware": hardware(options.device),
-                "parts": parts,
-            }
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+        record = {
+            "script": "benchmarks/memory.py",
+            "hardware": hardware(options.device),
+            "parts": parts,
+        }
+        keep(options, record)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python benchmarks/peers_rl.py --speed --out benchmarks/results/peers_rl.json            # steps per second
 
 Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row names what differs.
-A run replaces its own parts of the JSON file and leaves the others. One torch thread.
+A run adds its own parts to the JSON file and leaves the others. One torch thread.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from hardware import hardware
+from records import claim_parts, known_parts, write
 from rich.console import Console
 from rich.table import Table
 from sb3_contrib import MaskablePPO, RecurrentPPO
@@ -483,16 +484,15 @@ def show(rows: list[dict]) -> None:
 
 def keep(out: Path, parts: dict[str, list[dict]]) -> None:
     """Put these parts into the file beside those of other runs."""
-    known = json.loads(out.read_text())["parts"] if out.exists() else {}
     record = {
         "script": "benchmarks/peers_rl.py",
         "hardware": hardware("cpu"),
         "ours": {"n_envs": OUR_ENVS, "autoreset": "NEXT_STEP: the reset costs a step"}
         | PPOConfig().model_dump(),
         "evaluation": f"{EPISODES} episodes, likeliest action",
-        "parts": known | parts,
+        "parts": known_parts(out, "parts") | parts,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    write(out, record)
 
 
 def main() -> None:
@@ -510,7 +510,8 @@ def main() -> None:
     )
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="JSON file; parts that it has are not replaced")
+    parser.add_argument("--replace", action="store_true", help="replace parts that --out has")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.speed:
@@ -525,14 +526,15 @@ def main() -> None:
         jobs = {
             part: lambda part=part: LEARNING[part](range(options.seeds)) for part in options.only
         }
+    extra = "" if options.seeds == 5 else f", {options.seeds} seeds"
+    if options.out:
+        names = [f"{part}{extra}" for part in jobs]
+        claim_parts(options.out, "parts", names, options.replace)
     for part, job in jobs.items():
         rows = job()
         show(rows)
         if options.out:
-            keep(
-                options.out,
-                {part if options.seeds == 5 else f"{part}, {options.seeds} seeds": rows},
-            )
+            keep(options.out, {f"{part}{extra}": rows})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
     python benchmarks/questions.py --list
 
-Results go to benchmarks/results/question_NAME.json; docs/make_results.py turns them into docs/results.md. `--work DIR`
-keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
+Results go to question_NAME.json in benchmarks/results, or in --out; one that is there stays, unless you --replace it.
+docs/make_results.py turns them into docs/results.md. `--work DIR` keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from hardware import hardware
+from records import claim_file, write
 from rich.console import Console
 
 from esper.cli.compare import run_compare
@@ -123,12 +124,15 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, help="folder for finished arms")
     parser.add_argument("--remark", help="what a reader of the table should know")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
+    parser.add_argument("--replace", action="store_true", help="replace the result in --out")
     options = parser.parse_args()
     if options.list or options.question is None:
         for name, question in QUESTIONS.items():
             print(f"{name}: {question['asks']}")
         return
+    path = options.out / f"question_{options.question}.json"
+    claim_file(path, options.replace)
     asked = dict(QUESTIONS[options.question])
     asks = asked.pop("asks")
     if TRAINED in asked["policies"] and options.checkpoint is None:
@@ -163,8 +167,7 @@ def main() -> None:
         **extra,
         **json.loads(_renamed(json.dumps(found), {str(options.checkpoint): TRAINED, PLAN: "plan"})),
     }
-    path = options.out / f"question_{options.question}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write(path, record)
     for arm, row in record["arms"].items():
         score = row["test_accuracy"]
         print(

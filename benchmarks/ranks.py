@@ -1,7 +1,7 @@
 """What training on several processes costs: two gloo ranks against two runs of one process side by side, and bytes.
 
-    python benchmarks/ranks.py --out benchmarks/results/ranks.json
-    python benchmarks/ranks.py --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks_h200.json
+    python benchmarks/ranks.py --out benchmarks/results/ranks.json --name NAME
+    python benchmarks/ranks.py --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks.json --name NAME
 
 Each process has one thread. Decisions per second are those of all processes together, over rounds 2 to the last.
 With --processes as many processes share the hosts and one device; the workload is that of
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from hardware import hardware
+from records import add_options, claim, keep
 
 from esper.storage.runfolder import event_files
 
@@ -250,19 +251,19 @@ def main() -> None:
         help="KEY=VALUE of the shared workload's configuration",
     )
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     if options.rank_of:
         live(options)
         return
+    claim(options)
     rows = share(options) if options.processes else [compare(options)]
-    if options.out:
-        record = {
-            "script": HERE.parent.name + "/" + HERE.name,
-            "hardware": hardware(options.device),
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "script": HERE.parent.name + "/" + HERE.name,
+        "hardware": hardware(options.device),
+        "rows": rows,
+    }
+    keep(options, record)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The grown runs and the host's own size are those of question_q1-cifar10.json (heuristic and never, learning rate x 1);
 the wider hosts are trained here, from scratch, with the same seeds, orders of data and plan. A sweep trains one size
 after the other, the smallest first, until one reaches the target on validation data; sizes beyond the budget are not
-tried. Results go to benchmarks/results/sweep_cifar10.json.
+tried. Results go to benchmarks/results/sweep_cifar10.json, or to --out; a file that is there stays, unless you --replace it.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from hardware import hardware
+from records import claim_file, write
 
 from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.population import Population
@@ -70,8 +71,10 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--question", type=Path, default=RESULTS / "question_q1-cifar10.json")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "sweep_cifar10.json")
+    parser.add_argument("--replace", action="store_true", help="replace the result in --out")
     options = parser.parse_args()
+    claim_file(options.out, options.replace)
     question = json.loads(options.question.read_text())
     known = [row for row in question["rows"] if row["rate"] == 1]
     grown, start = ([row for row in known if row["arm"] == arm] for arm in ("heuristic", "never"))
@@ -99,9 +102,7 @@ def main() -> None:
         "targets": [judge(grown, sweeps, target) for target in TARGETS],
         "rows": [row for column in [grown, *columns] for row in column],
     }
-    (options.out / "sweep_cifar10.json").write_text(
-        json.dumps(record, indent=1, default=str) + "\n"
-    )
+    write(options.out, json.loads(json.dumps(record, default=str)))
     for found in record["targets"]:
         print(found)
 

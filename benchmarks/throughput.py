@@ -1,8 +1,8 @@
 """How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and whole decisions.
 
-    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json          # the grid
-    python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/decisions.json
-    python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/cpu.json
+    python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json --name "grid, today"
+    python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/throughput.json --name NAME
+    python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/throughput.json --name NAME
 
 The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
 written as JSON.
@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from hardware import hardware
+from records import add_options, claim, keep
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -372,8 +372,9 @@ def main() -> None:
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--streams", action="store_true")
     parser.add_argument("--against-plain", action="store_true")
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     options = parser.parse_args()
+    claim(options)
     options.executors = options.executors or (
         ["eager", "graphed"] if options.device.startswith("cuda") else ["eager"]
     )
@@ -400,13 +401,12 @@ def main() -> None:
             else grid(options)
         )
     show(rows)
-    if options.out:
-        record = {
-            "script": "benchmarks/throughput.py",
-            "hardware": hardware(options.device),
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "script": "benchmarks/throughput.py",
+        "hardware": hardware(options.device),
+        "rows": rows,
+    }
+    keep(options, record)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How fast a growth policy trains, everything included: hosts, twins apart, policy, update, telemetry, checkpoints.
 
-    python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo.json
-    python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json
+    python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo_cifar10.json --name NAME
+    python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json --name NAME
     ... --amp bf16
     ... --amp bf16 --set compile=on --rounds 80 --left-out 30
     torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from hardware import hardware
+from records import add_options, claim, keep
 from rich.console import Console
 from throughput import generated
 
@@ -200,8 +201,9 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--keep", type=Path, help="run folder to leave behind")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --keep")
-    parser.add_argument("--out", type=Path)
+    add_options(parser)
     options = parser.parse_args()
+    claim(options)
     if options.resume and options.keep is None:
         parser.error("--resume needs --keep, the run to go on with")
     if options.left_out < 1:
@@ -216,10 +218,11 @@ def main() -> None:
     print(
         json.dumps({key: value for key, value in row.items() if not isinstance(value, list | dict)})
     )
-    if options.out:
-        device = row["config"]["devices"][0]
-        record = {"script": "benchmarks/training.py", "hardware": hardware(device), "rows": [row]}
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    device = row["config"]["devices"][0]
+    keep(
+        options,
+        {"script": "benchmarks/training.py", "hardware": hardware(device), "rows": [row]},
+    )
 
 
 if __name__ == "__main__":

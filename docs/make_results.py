@@ -92,12 +92,13 @@ FRONTIER = """`code`, a byte GPT: networks grown by copies against the best of a
 same training FLOPs. `{plan}` was chosen on host seeds of its own; heuristic is the default rule, which copies each of
 its 2 blocks once. Paired by host seed, intervals by Student's t. [The frontier](frontier.md) has all depths and plans,
 what was tried to explain the lead away, how much of it rests on bad starts, a larger network, and what is not known."""
-CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10_begin_h200.json`, `ppo_cifar10_h200.json`,
-`ppo_cifar10_bf16_h200.json`; 32 hosts a round, episodes of 30 epochs of 3,125 images, one H200): lead over the twins,
-the same hosts never grown, at the end of an episode, while actions are drawn, mean and range of five rounds each.
+CURVE = """How the policy for CIFAR-10 learnt (`ppo_cifar10.json`; 32 hosts a round, episodes of 30 epochs of 3,125
+images, one H200): lead over the twins, the same hosts never grown, at the end of an episode, while actions are drawn,
+mean and range of five rounds each.
 Rounds 1 to 16 (4 processes), 17 to 60 and 61 to 80 (8 processes, the last with hosts in bf16) are three calls of
-benchmarks/training.py; each planned learning rate and entropy bonus anew, up to its last round."""
+benchmarks/training.py; each planned learning rate and entropy bonus again, up to its last round."""
 CURVE_PICTURE = "controller_curve.svg"
+CURVE_RUNS = ("rounds 1 to 16", "rounds 17 to 60", "bf16, rounds 61 to 80")
 
 RULES = """Test accuracy on host seeds from 40000 on, which chose nothing; `benchmarks/rules.py`, `rules.json`
 ({hardware}, {date}). *heuristic* plants what computes most in the slots with the fewest fossils, and seeds are kept
@@ -155,12 +156,9 @@ EVIDENCE_TABLES = {
 def curve_figure() -> str:
     """Lead over the twins by round."""
     leads: list[float] = []
-    for name in (
-        "ppo_cifar10_begin_h200.json",
-        "ppo_cifar10_h200.json",
-        "ppo_cifar10_bf16_h200.json",
-    ):
-        row = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"][0]
+    runs = json.loads((RESULTS / "ppo_cifar10.json").read_text(encoding="utf-8"))["runs"]
+    for name in CURVE_RUNS:
+        (row,) = runs[name]["rows"]
         leads += [100 * (a - b) for a, b in zip(row["accuracy"], row["twin_accuracy"], strict=True)]
     rows: list[Row] = []
     for start in range(0, len(leads), 5):
