@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "the evidence is taken with the seed in",
-        "runtime/counterfactuals.py",
+        "kasmina/switches.py",
         "    slot.is_in_output = False\n    try:",
         "    slot.is_in_output = True\n    try:",
         "runtime/test_counterfactuals.py::test_contributions_are_paired_means_with_their_standard_error",
@@ -337,9 +337,10 @@ FAULTS = [
     ),
     Fault(
         "the gradient ratio leaves fossils out",
-        "kasmina/model.py",
-        "gradient_ratio(norm, size, norms[0], sizes[0])",
-        "gradient_ratio(norm, size, norms[0], self.host_params)",
+        "kasmina/readings.py",
+        "gradient_ratio(norm, size, host_norm, host_size)",
+        "gradient_ratio(norm, size, host_norm, host_size - "
+        "sum(p.numel() for slot in slots for p in slot.fossils.parameters()))",
         "kasmina/test_model_reports.py::test_the_gradient_ratio_counts_fossils_with_the_host",
     ),
     Fault(

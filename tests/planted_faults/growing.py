@@ -98,7 +98,7 @@ FAULTS = [
     ),
     Fault(
         "a shadow pass trains the host",
-        "kasmina/model.py",
+        "kasmina/switches.py",
         "parameter.requires_grad_(False)",
         "parameter.requires_grad_(True)",
         "kasmina/test_isolation.py::test_host_gradients_are_bit_identical_to_a_run_without_the_seed",
@@ -112,17 +112,17 @@ FAULTS = [
     ),
     Fault(
         "a shadow pass draws from the global generator",
-        "kasmina/model.py",
-        "with own_randomness(self.settings.seed, -1 - self.shadow_passes, "
-        "devices=devices), ExitStack() as stack:",
+        "kasmina/switches.py",
+        "with own_randomness(*random_seed, devices=sorted(devices)), ExitStack() as stack:",
         "with ExitStack() as stack:",
         "kasmina/test_isolation.py::test_shadow_passes_leave_the_global_random_state_alone",
     ),
     Fault(
         "host and seeds are clipped together",
-        "kasmina/model.py",
-        "[[parameter for parameter in own if parameter.grad is not None] for own in self.owners()]",
-        "[[parameter for own in self.owners() for parameter in own if parameter.grad is not None]]",
+        "kasmina/readings.py",
+        "    for parameters in owners:\n        learning",
+        "    for parameters in [[parameter for each in owners for parameter in each]]:\n"
+        "        learning",
         "kasmina/test_isolation.py::test_host_gradients_are_bit_identical_to_a_run_without_the_seed",
     ),
     Fault(
@@ -141,16 +141,16 @@ FAULTS = [
     ),
     Fault(
         "slot off leaves a little on",
-        "kasmina/model.py",
+        "kasmina/switches.py",
         "slot.alpha.fill_(0.0)",
         "slot.alpha.fill_(0.001)",
         "kasmina/test_lifecycle_in_model.py::test_slot_off_is_the_network_with_that_slot_empty",
     ),
     Fault(
         "a seed without an optimiser goes unnoticed",
-        "kasmina/model.py",
-        "            if orphans:\n",
-        "            if orphans < 0:\n",
+        "kasmina/newborns.py",
+        "    if orphans:\n",
+        "    if orphans < 0:\n",
         "kasmina/test_model.py::test_a_seed_that_no_optimiser_owns_stops_the_tick",
     ),
     Fault(
@@ -370,9 +370,9 @@ FAULTS = [
     ),
     Fault(
         "a copy of a copy copies the host's module",
-        "kasmina/model.py",
-        "source = last.body if isinstance(last, Copy) else",
-        "source =",
+        "kasmina/copies/copying.py",
+        "return newest.body if isinstance(newest, Copy) else source",
+        "return source",
         "kasmina/copies/test_copying.py::test_a_later_copy_copies_the_last_block_that_is_there",
     ),
     Fault(

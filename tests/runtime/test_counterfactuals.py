@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from esper.kasmina.probing import evaluated
+from esper.kasmina.switches import bypassed
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.stages import SeedStage
 from esper.runtime import counterfactuals as measuring
-from esper.runtime.counterfactuals import bypassed, greedy_scores, measure, measured_slots
+from esper.runtime.counterfactuals import greedy_scores, measure, measured_slots
 from esper.runtime.executors.eager import EagerExecutor
 from esper.runtime.population import Population
 from runtime.episodes import BLOBS, GERMINATE, IMAGES, differing, epochs, play, print_of

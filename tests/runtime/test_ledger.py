@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.pricing import HostFlops
+from esper.kasmina.switches import bypassed
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime import population as populations
 from esper.runtime.charges import ablation_flops, learning_flops, network_flops, score_flops
-from esper.runtime.counterfactuals import bypassed
 from esper.runtime.ledger import PHASES, Charge, Ledger, PhaseCost
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit

@@ -1,26 +1,26 @@
-"""A host with slots:
+"""A host with slots: what can be done to it, what it reports, what it costs.
 
-what can be done to it, what it reports, what it costs. Training and deciding happen elsewhere.
+Training and deciding happen elsewhere. How parts are switched off and on for a measurement is in
+`switches`, what gradients say is in `readings`.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import fitting
+from esper.kasmina import fitting, readings, switches
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies.copying import Copy, Site, copied_next
 from esper.kasmina.copies.membership import source_name
 from esper.kasmina.copies.originals import pair_originals
-from esper.kasmina.evidence import gradient_norm, gradient_ratio, measure_pairs
+from esper.kasmina.newborns import build_newborn, require_optimizer
 from esper.kasmina.optimiser import OptimizerLink, link_optimizers
-from esper.kasmina.probing import batch_size, buffers_kept
+from esper.kasmina.probing import batch_size
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots, seed_size
-from esper.leyline.errors import MeasurementError, OptimizerError
+from esper.kasmina.slot import SeedSlot, count_parameters, seed_size
 from esper.leyline.factored_actions import (
     OP_CULL,
     OP_FOSSILIZE,
@@ -29,7 +29,7 @@ from esper.leyline.factored_actions import (
     Choice,
     look_up,
 )
-from esper.leyline.gates import Measurement, optimizer_gate
+from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView, require
 from esper.leyline.lifecycle import SeedState, germinate, tick
 from esper.leyline.reports import SeedStateReport
@@ -39,9 +39,32 @@ from esper.leyline.stages import LIVE_STAGES, SeedStage
 
 
 class MorphogeneticModel(nn.Module):
-    """A host that can grow.
+    """A host that can grow, called like the host.
 
-    Called like the host, and equal to it to the bit while nothing is planted.
+    While nothing is planted it computes what the host computes, bit for bit. A garden
+    (`esper.grow`) wraps a model of yours in it; a policy, or you, then plant seeds in its slots.
+
+    Args:
+        host: the network that grows. It gets hooks, and is otherwise left as it is.
+        slots: which modules seeds may follow; a host that names its slots itself needs none.
+        example: one batch, which tells the shapes inside the host.
+        blueprints: names of what may be planted; by default all that suit the slots' features.
+        max_seeds: most live seeds and fossils together; None is no limit.
+        budget: most parameters of the whole network; None is no limit.
+        settings: how seeds are raised.
+
+    >>> import torch
+    >>> import esper
+    >>> from esper.leyline.slots import SlotConfig
+    >>> host = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    >>> slots = SlotConfig.for_modules(["0"])
+    >>> model = esper.MorphogeneticModel(host, slots, example=torch.zeros(2, 4))
+    >>> link = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> planted = model.germinate_seed("r0c0", "mlp")
+    >>> planted.after.stage.name, model.host_params, model.active_params
+    ('GERMINATED', 58, 568)
+    >>> [change.after.stage.name for change in model.tick()]
+    ['BLENDING']
     """
 
     def __init__(
@@ -60,33 +83,35 @@ class MorphogeneticModel(nn.Module):
         self.host_params = count_parameters(host)
         self.settings = settings or GrowthSettings()
         self.slot_config = fitting.complete_slots(host, slots)
-        slots_of = fitting.build_slots(
+        slot_by_id = fitting.build_slots(
             host, self.slot_config, example, self.settings.kinds, blueprints or ()
         )
-        self.slots = nn.ModuleDict(slots_of)
-        self._listed = [slots_of[slot_id] for slot_id in self.slot_config.slot_ids]
-        names = tuple(blueprints or REGISTRY.defaults_for(slot.kind for slot in self._ordered()))
+        self.slots = nn.ModuleDict(slot_by_id)
+        # in the order in which the host runs them
+        self.ordered_slots = [slot_by_id[slot_id] for slot_id in self.slot_config.slot_ids]
+        kinds = [slot.kind for slot in self.ordered_slots]
+        names = tuple(blueprints or REGISTRY.defaults_for(kinds))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
-        self.costs = fitting.price_list(
-            self._ordered(), self.space, {s: self.site_of(s) for s in slots_of}
-        )
+        sites = {slot_id: self.site_of(slot_id) for slot_id in slot_by_id}
+        self.costs = fitting.price_list(self.ordered_slots, self.space, sites)
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
-        self.max_seeds, self.budget = max_seeds and int(max_seeds), budget
+        self.max_seeds = max_seeds and int(max_seeds)
+        self.budget = budget
         self.link: OptimizerLink | None = None
-        self.births = self.shadow_passes = 0
+        self.births = 0
+        self.shadow_passes = 0
+        # examples learned from since the caller that charges for them last set this to 0; calls of
+        # a compiled network are not counted
         self.examples = {"training": 0, "shadow": 0}
-        """learned from since whoever keeps the books last looked; calls of a compiled network are
-        not counted
-        """
-        self._clipped_norms: list[Tensor | None] | None = None
-        """norms before `clip_gradients`, for the step that follows"""
-        self._gradient_sums: Tensor | None = None
-        for slot in self._ordered():
+        self._gradient_notes = readings.GradientNotes()
+        for slot in self.ordered_slots:
             slot.sit_on(self.site(slot.slot_id))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the host, whose modules run their slots; examples that are learned from count."""
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            phase = "shadow" if any(slot.is_shadowed for slot in self._ordered()) else "training"
+            is_shadow = any(slot.is_shadowed for slot in self.ordered_slots)
+            phase = "shadow" if is_shadow else "training"
             self.examples[phase] += batch_size((*args, *kwargs.values()))
         return self.host(*args, **kwargs)
 
@@ -98,6 +123,12 @@ class MorphogeneticModel(nn.Module):
             if name == "host":
                 raise
             return getattr(self.host, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are without an optimiser: the original's one trains the original."""
+        return {**super().__getstate__(), "link": None}
+
+    # What can be done to it.
 
     def germinate_seed(
         self,
@@ -124,6 +155,7 @@ class MorphogeneticModel(nn.Module):
         scale: float,
         view: GrowthView | None = None,
     ) -> SlotChange:
+        """Plant a seed whose branch starts with this strength."""
         slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id, view)
         assert blueprint_id is not None  # no price list has a seed without one
         with own_randomness(self.settings.seed, self.births):
@@ -134,7 +166,7 @@ class MorphogeneticModel(nn.Module):
             slot, seed, probe.to(slot.alpha), blueprint_id, is_zero=scale == 0.0
         )
         self.births += 1
-        self._gradient_sums = None
+        self._gradient_notes.forget()
         before = slot.state
         if self.link is not None:
             self.link.adopt(slot_id, seed.parameters(), self._originals(slot_id, seed))
@@ -146,55 +178,41 @@ class MorphogeneticModel(nn.Module):
     ) -> AnySeed:
         """A newborn seed of this slot, on its device; nothing is planted."""
         slot = self.slot(slot_id)
-        blueprint = REGISTRY.get(slot.kind, blueprint_id)
-        site = self.site_of(slot_id) if blueprint.inherits else None
-        seed = blueprint.build_seed(slot.feature_shape, scale=scale, gated=gated, site=site)
-        remove_slots(seed)
+        inherits = REGISTRY.get(slot.kind, blueprint_id).inherits
+        site = self.site_of(slot_id) if inherits else None
+        seed = build_newborn(slot, self.host, site, blueprint_id, gated=gated, scale=scale)
         if (blueprint_id, gated) not in slot.prices:  # of a save whose blends were others
-            slot.prices[blueprint_id, gated] = fitting.price(
-                slot, blueprint_id, gated, self.site_of(slot_id)
-            )
-        own = next(filter(Tensor.is_floating_point, self.host.parameters()), slot.alpha)
-        # the weights' type: features are shorter where a model opens autocast itself
-        like = slot.alpha.to(max(own.dtype, slot.alpha.dtype, key=lambda kind: kind.itemsize))
-        if isinstance(
-            seed, Copy
-        ):  # as its original, which need not have the features' type; the gate has no original
-            if seed.gate is not None:
-                seed.gate.to(like)
-            return seed
-        return seed.to(like)
-
-    def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
-        """Whose optimiser settings each parameter of a copy inherits; empty for any other seed."""
-        if not isinstance(seed, Copy):
-            return {}
-        return pair_originals(seed, self.source(slot_id))
+            price = fitting.price(slot, blueprint_id, gated, self.site_of(slot_id))
+            slot.prices[blueprint_id, gated] = price
+        return seed
 
     def cull_seed(
         self, slot_id: str, *, at_any_age: bool = False, view: GrowthView | None = None
     ) -> SlotChange:
-        """Remove the live seed; the function is the host's with this slot empty, to the bit."""
-        # whoever has to bring a broken network back cannot wait for a seed to grow old enough
+        """Remove the live seed; the function is the host's with this slot empty, bit for bit.
+
+        A rollback culls `at_any_age`: a broken network cannot wait for its seeds to grow old.
+        """
         slot = self.slot(slot_id) if at_any_age else self._permit(OP_CULL, slot_id, view=view)
         return self._settle(slot, slot.state.advance(SeedStage.CULLED))
 
     def fossilize_seed(self, slot_id: str, *, view: GrowthView | None = None) -> SlotChange:
-        """Keep the live seed for good; the output does not change, the slot opens on the next
-        tick.
+        """Keep the live seed for good.
+
+        The output does not change, and the slot opens on the next tick.
         """
         slot = self._permit(OP_FOSSILIZE, slot_id, view=view)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
 
     def build_in(self, slot_id: str, blueprint_id: str, blend_id: str = "linear") -> None:
-        """Make a fossil at once:
+        """Make a fossil at once.
 
-        part of the host from the first step on, as in a net of fixed size.
+        It is part of the host from the first step on, as in a network of fixed size.
         """
-        is_gated = blend_id == "gated"  # all that is left of a way to blend when a seed is kept
-        blend_id = next(
-            (blend for blend in self.space.blends if (blend == "gated") == is_gated), blend_id
-        )
+        # whether it is gated is all that is left of a way to blend when a seed is kept
+        is_gated = blend_id == "gated"
+        alike = (blend for blend in self.space.blends if (blend == "gated") == is_gated)
+        blend_id = next(alike, blend_id)
         self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
         slot = self.slot(slot_id)
         self._settle(slot, SeedState(SeedStage.FOSSILIZED))
@@ -202,13 +220,11 @@ class MorphogeneticModel(nn.Module):
         slot.built_in = len(slot.fossils)
 
     def remove_fossil(self, slot_id: str, number: int) -> None:
-        """Take a fossil out of network and optimiser; the slot and its live seed stay as they
-        are.
-        """
+        """Take a fossil out of network and optimiser; the slot and its live seed stay."""
         slot = self.slot(slot_id)
         fossil = slot.fossils.pop(number)
         del slot.fossil_names[number]
-        self._gradient_sums = None  # they are of another structure
+        self._gradient_notes.forget()
         if self.link is not None:
             self.link.release(fossil.parameters())
 
@@ -218,7 +234,8 @@ class MorphogeneticModel(nn.Module):
         WAIT changes nothing. `view` is the model as it stands, for a caller that has it already:
         whether the op is legal is judged by it, and no other is built.
         """
-        op, (_, slot_id, blueprint_id, blend_id) = choice[0], look_up(self.space, *choice)
+        op = choice[0]
+        _, slot_id, blueprint_id, blend_id = look_up(self.space, *choice)
         if op == OP_CULL:
             return [self.cull_seed(slot_id, view=view)]
         if op == OP_FOSSILIZE:
@@ -228,20 +245,22 @@ class MorphogeneticModel(nn.Module):
         changes = [self.germinate_seed(slot_id, blueprint_id, blend_id, view=view)]
         slot = self.slot(slot_id)
         if not self.settings.lengths.ramp:  # kept at once, and the slot is open for the next one
-            ends = (SeedStage.FOSSILIZED, SeedStage.DORMANT)
-            changes += [self._settle(slot, slot.state.advance(stage)) for stage in ends]
+            for stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT):
+                changes.append(self._settle(slot, slot.state.advance(stage)))
         return changes
 
     def tick(self) -> list[SlotChange]:
-        """Between two epochs:
+        """Between two epochs: stages that are over end, ramps take a step.
 
-        stages that are over end, ramps take a step. Returns what changed stage.
+        Returns the slots that changed stage.
         """
         self._require_owned()
-        changes = [
-            self._settle(slot, tick(slot.state, self.settings.lengths)) for slot in self._ordered()
-        ]
-        return [change for change in changes if change.before.stage is not change.after.stage]
+        changes: list[SlotChange] = []
+        for slot in self.ordered_slots:
+            change = self._settle(slot, tick(slot.state, self.settings.lengths))
+            if change.before.stage is not change.after.stage:
+                changes.append(change)
+        return changes
 
     def _permit(
         self,
@@ -254,272 +273,213 @@ class MorphogeneticModel(nn.Module):
         """The slot, if the op is legal there now; otherwise the refusal is raised."""
         slot = self.slot(slot_id)
         self.space.blueprint_index(blueprint_id)
-        blend_id = (
-            self.space.blends[0]
-            if blend_id is None
-            else self.space.blends[self.space.blend_index(blend_id)]
-        )
+        if blend_id is None:
+            blend_id = self.space.blends[0]
+        self.space.blend_index(blend_id)
         require(op, slot_id, blueprint_id, blend_id, self.view() if view is None else view)
         return slot
 
     def _settle(self, slot: SeedSlot, after: SeedState) -> SlotChange:
         """Move modules and parameters to where `after` says they are."""
         before = slot.state
-        if (
-            after is before
-        ):  # nothing grows here; to write alpha again would take longer than all the rest on a GPU
-            return SlotChange(slot.slot_id, before, after)
-        if after.stage is not before.stage and after.stage in (
-            SeedStage.CULLED,
-            SeedStage.FOSSILIZED,
-        ):
+        change = SlotChange(slot.slot_id, before, after)
+        if after is before:
+            # nothing grows here; to write alpha again would take longer than all else on a GPU
+            return change
+        ends = (SeedStage.CULLED, SeedStage.FOSSILIZED)
+        if after.stage is not before.stage and after.stage in ends:
             is_kept = after.stage is SeedStage.FOSSILIZED
             seed = slot.petrify() if is_kept else slot.uproot()
-            self._gradient_sums = None  # they are of another structure
+            self._gradient_notes.forget()
             if self.link is not None and is_kept:
                 self.link.commit(slot.slot_id)
             elif self.link is not None:
                 self.link.release(seed.parameters())
         slot.assign(after)
-        return SlotChange(slot.slot_id, before, after)
+        return change
 
     def _require_owned(self) -> None:
-        planted = [slot for slot in self._ordered() if slot.seed is not None]
+        """Refuse a live seed that no optimiser trains."""
+        planted = [slot for slot in self.ordered_slots if slot.seed is not None]
         owned = self.link.owners() if planted and self.link is not None else {}
         for slot in planted:
-            assert slot.seed is not None
-            orphans = sum(id(parameter) not in owned for parameter in slot.seed.parameters())
-            slot.assign(slot.state.judged(optimizer_gate(orphans)))
-            if orphans:
-                rule = (
-                    "are in no optimiser, so it would never learn. Call "
-                    "attach(optimizer) before the first epoch."
-                )
-                seed = f"the {slot.state.blueprint_id} seed in slot {slot.slot_id}"
-                raise OptimizerError(f"{orphans} parameters of {seed} {rule}")
+            require_optimizer(slot, owned)
+
+    def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
+        """Let an optimiser, or each of a list, follow this network from now on.
+
+        `OptimizerLink` explains the options.
+        """
+        sources = {slot_id: self.source(slot_id) for slot_id in self.slot_config.modules}
+        link = link_optimizers(optimizer, self.link, self.host, sources, **options)
+        if self.link is not None:
+            self.link.detach()
+        self.link = link
+        link.note_gradients = self._note_gradients
+        for slot in self.ordered_slots:
+            for fossil in slot.fossils:
+                originals = self._originals(slot.slot_id, fossil)
+                link.adopt(slot.slot_id, fossil.parameters(), originals, is_host=True)
+            if slot.seed is not None:
+                originals = self._originals(slot.slot_id, slot.seed)
+                link.release(slot.seed.parameters())
+                link.adopt(slot.slot_id, slot.seed.parameters(), originals)
+        return link
+
+    def _originals(self, slot_id: str, seed: nn.Module | None) -> dict[nn.Parameter, nn.Parameter]:
+        """Whose optimiser settings each parameter of a copy inherits; empty for any other seed."""
+        if not isinstance(seed, Copy):
+            return {}
+        return pair_originals(seed, self.source(slot_id))
+
+    # What it runs without, or with, for a measurement.
+
+    def slot_off(self, slot_id: str) -> AbstractContextManager[None]:
+        """The network as it would be without this slot's live seed.
+
+        The structure does not change, so a compiled network stays compiled.
+        """
+        return switches.slot_off(self.slot(slot_id))
+
+    def fossil_off(self, slot_id: str, number: int) -> AbstractContextManager[None]:
+        """The network without one of this slot's fossils; several may be off at once."""
+        return switches.fossil_off(self.slot(slot_id), number)
+
+    def at_full_strength(self, slot_id: str) -> AbstractContextManager[None]:
+        """The network with this slot's live seed fully in, whatever its stage."""
+        return switches.at_full_strength(self.slot(slot_id))
+
+    @contextmanager
+    def shadow(self) -> Iterator[None]:
+        """All TRAINING seeds at full strength, all else frozen.
+
+        Buffers and random state are as before afterwards.
+        """
+        random_seed = (self.settings.seed, -1 - self.shadow_passes)
+        try:
+            with switches.shadow(self, self.ordered_slots, random_seed):
+                yield
+        finally:
+            self.shadow_passes += 1
+
+    # What is read off it.
 
     def record_counterfactual(
         self, slot_id: str, with_slot: Tensor, without_slot: Tensor
     ) -> Measurement:
-        """Take held-out losses of the same examples, with a seed and without it, while it trains or
-        is on probation.
+        """Take held-out losses of the same examples, with a seed and without it.
+
+        The seed must be TRAINING or PROBATIONARY.
         """
-        slot = self.slot(slot_id)
-        takes = {
-            SeedStage.TRAINING: slot.state.incubated,
-            SeedStage.PROBATIONARY: slot.state.measured,
-        }
-        if (stage := slot.state.stage) not in takes:
-            rule = (
-                f"evidence is about a seed that is "
-                f"{' or '.join(s.name for s in takes)}. Measure it when it is."
-            )
-            raise MeasurementError(f"slot {slot_id} is {stage.name}, and {rule}")
-        slot.assign(takes[stage](gain := measure_pairs(better=with_slot, than=without_slot)))
-        return gain
+        return readings.record_counterfactual(self.slot(slot_id), with_slot, without_slot)
 
     def owners(self) -> list[list[nn.Parameter]]:
         """Parameters of the host (with its fossils), then those of each slot's live seed."""
-        seeds = [
-            [] if slot.seed is None else list(slot.seed.parameters()) for slot in self._ordered()
-        ]
-        live = {id(parameter) for own in seeds for parameter in own}
-        return [[parameter for parameter in self.parameters() if id(parameter) not in live], *seeds]
+        return readings.parameters_by_owner(self, self.ordered_slots)
 
     def clip_gradients(self, max_norm: float) -> list[Tensor | None]:
-        """Clip each of `owners` apart, so that no seed shrinks the host's step; returns the norms
-        before, if any.
+        """Clip each of `owners` apart, so that no seed shrinks the host's step.
+
+        Returns the norms before; None for an owner without gradients.
         """
-        learning = [
-            [parameter for parameter in own if parameter.grad is not None] for own in self.owners()
-        ]
-        norms = [nn.utils.clip_grad_norm_(own, max_norm) if own else None for own in learning]
+        norms = readings.clip_by_owner(self.owners(), max_norm)
         if self.link is not None and self.link.follows_rates:
-            self._clipped_norms = norms
+            self._gradient_notes.expect_step(norms)
         return norms
 
     def _note_gradients(self) -> None:
-        """Before an optimiser's step:
-
-        add up the norms on the device while a seed is live. Nothing is read back.
-        """
-        norms, self._clipped_norms = self._clipped_norms, None
-        if all(slot.seed is None for slot in self._ordered()):
-            return
-        norms = norms or [gradient_norm(own) for own in self.owners()]
-        nothing = torch.zeros(
-            (), device=next((norm.device for norm in norms if norm is not None), None)
-        )
-        row = torch.stack([nothing if norm is None else norm.to(nothing) for norm in norms])
-        row = torch.where(
-            row.isfinite().all(), row, 0.0
-        )  # a step that overflows is skipped, so it is no reading
-        self._gradient_sums = row if self._gradient_sums is None else self._gradient_sums + row
+        """Before an optimiser's step: note the gradients while a seed is live."""
+        if all(slot.seed is None for slot in self.ordered_slots):
+            self._gradient_notes.skip_step()
+        else:
+            self._gradient_notes.note_step(self.owners())
 
     def read_gradients(self) -> None:
-        """Take the gradients of the optimiser's steps since the last call as readings of the live
-        seeds.
-        """
-        if self._gradient_sums is not None:
-            self.record_gradients(self._gradient_sums.tolist())
-        self._gradient_sums = None
+        """Take the gradients of the steps since the last call as readings of the live seeds."""
+        sums = self._gradient_notes.take()
+        if sums is not None:
+            self.record_gradients(sums)
 
     def record_gradients(
-        self, norms: Sequence[float], steps: int | None = None, owners: Any = None
+        self,
+        norms: Sequence[float],
+        steps: int | None = None,
+        owners: readings.Owners | None = None,
     ) -> None:
-        """Take sums of gradient norms, in the order of `owners`, as readings; with `steps` the mean
-        norm is one too.
+        """Take sums of gradient norms, in the order of `owners`, as readings.
+
+        With `steps` the mean norm is one too.
         """
-        sizes = [sum(p.numel() for p in own if p.requires_grad) for own in owners or self.owners()]
-        for slot, norm, size in zip(self._ordered(), norms[1:], sizes[1:], strict=True):
-            mean = norm / steps if steps and size else None
-            ratio = gradient_ratio(norm, size, norms[0], sizes[0])
-            slot.set_plain(gradient_norm=mean, gradient_ratio=ratio)
+        readings.record_gradients(self.ordered_slots, norms, owners or self.owners(), steps)
 
-    @contextmanager
-    def slot_off(self, slot_id: str) -> Iterator[None]:
-        """The network as it would be without this slot's live seed.
-
-        No change of structure: a compiled one stays.
-        """
-        slot = self.slot(slot_id)
-        try:
-            slot.alpha.fill_(0.0)
-            yield
-        finally:
-            slot.assign(slot.state)
-
-    @contextmanager
-    def fossil_off(self, slot_id: str, number: int) -> Iterator[None]:
-        """The network as it would be without one of this slot's fossils; several may be off at
-        once.
-        """
-        slot = self.slot(slot_id)
-        before = slot.left_out
-        try:
-            slot.left_out = (*before, range(len(slot.fossils))[number])
-            yield
-        finally:
-            slot.left_out = before
-
-    @contextmanager
-    def at_full_strength(self, slot_id: str) -> Iterator[None]:
-        """The network with this slot's live seed fully in, whatever its stage."""
-        slot = self.slot(slot_id)
-        try:
-            slot.is_shadowed = slot.seed is not None
-            yield
-        finally:
-            slot.is_shadowed = False
-
-    @contextmanager
-    def shadow(self) -> Iterator[None]:
-        """All TRAINING seeds at full strength, all else frozen; buffers and random state are as
-        before afterwards.
-        """
-        training = [slot for slot in self._ordered() if slot.state.stage is SeedStage.TRAINING]
-        learning = {
-            id(p) for slot in training if slot.seed is not None for p in slot.seed.parameters()
-        }
-        frozen = [p for p in self.parameters() if p.requires_grad and id(p) not in learning]
-        devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
-        try:
-            with (
-                own_randomness(self.settings.seed, -1 - self.shadow_passes, devices=devices),
-                ExitStack() as stack,
-            ):
-                stack.enter_context(buffers_kept(self))
-                for parameter in frozen:
-                    parameter.requires_grad_(False)
-                for slot in training:
-                    stack.enter_context(self.at_full_strength(slot.slot_id))
-                yield
-        finally:
-            self.shadow_passes += 1
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+    # Its parts, and how many there are.
 
     def slot(self, slot_id: str) -> SeedSlot:
-        return self._listed[self.slot_config.index_for_slot_id(slot_id)]
+        """The slot of this id; an unknown id is refused."""
+        return self.ordered_slots[self.slot_config.index_for_slot_id(slot_id)]
 
     def site(self, slot_id: str) -> nn.Module:
         """The host's module whose output the slot sits on."""
         return self.host.get_submodule(self.slot_config.modules[slot_id])
 
     def site_of(self, slot_id: str) -> Site:
-        """The slot's place as blueprints see it; a copy planted there copies the last one kept, or
-        the source.
+        """The slot's position as blueprints see it.
+
+        A copy that is planted there copies the last copy that was kept, or the source.
         """
         slot = self.slot(slot_id)
         source = copied_next(self.source(slot_id), slot.fossils)
-        return Site(source, self.host, tuple(self._ordered()), slot.inheritance.zeroed)
+        return Site(
+            module=source,
+            network=self.host,
+            held=tuple(self.ordered_slots),
+            zeroed=slot.inheritance.zeroed,
+        )
 
     def source(self, slot_id: str) -> nn.Module:
         """The host's own module that copies in the slot go back to."""
         return self.host.get_submodule(source_name(self.host, self.slot_config.modules[slot_id]))
 
-    def _ordered(self) -> list[SeedSlot]:
-        return self._listed
-
     def get_slot_reports(self) -> dict[str, SeedStateReport]:
+        """What policies, screens and logs see of each slot, in order."""
         host_params = self.host_params + self.fossilized_params
-        return {slot.slot_id: slot.report(host_params) for slot in self._ordered()}
+        return {slot.slot_id: slot.report(host_params) for slot in self.ordered_slots}
 
     def view(self) -> GrowthView:
-        """What legality is judged by; the prices of copies are those of the modules as they are
-        now.
-        """
+        """What legality is judged by; copies cost what the modules have now."""
         if {COPY, COPY_ZERO} & set(self.space.blueprint_ids):
-            self.costs.update(fitting.price_copies(self._ordered(), self.costs, self.site_of))
-        reports, seeds = self.get_slot_reports(), self.active_seeds + self.fossilized_seeds
+            self.costs.update(fitting.price_copies(self.ordered_slots, self.costs, self.site_of))
         return GrowthView(
-            self.space, reports, seeds, self.max_seeds, self.total_params, self.budget, self.costs
+            space=self.space,
+            reports=self.get_slot_reports(),
+            seeds_used=self.active_seeds + self.fossilized_seeds,
+            max_seeds=self.max_seeds,
+            params_used=self.total_params,
+            budget=self.budget,
+            costs=self.costs,
         )
 
     @property
     def active_seeds(self) -> int:
-        return sum(slot.state.stage in LIVE_STAGES for slot in self._ordered())
+        """Live seeds."""
+        return sum(slot.state.stage in LIVE_STAGES for slot in self.ordered_slots)
 
     @property
     def fossilized_seeds(self) -> int:
-        return sum(len(slot.fossils) for slot in self._ordered())
+        """Fossils, those that were built in included."""
+        return sum(len(slot.fossils) for slot in self.ordered_slots)
 
     @property
     def active_params(self) -> int:
-        return sum(seed_size(slot.seed) for slot in self._ordered())
+        """Parameters of the live seeds."""
+        return sum(seed_size(slot.seed) for slot in self.ordered_slots)
 
     @property
     def fossilized_params(self) -> int:
-        return sum(seed_size(fossil) for slot in self._ordered() for fossil in slot.fossils)
+        """Parameters of the fossils."""
+        return sum(seed_size(fossil) for slot in self.ordered_slots for fossil in slot.fossils)
 
     @property
     def total_params(self) -> int:
+        """Parameters of host, fossils and live seeds."""
         return self.host_params + self.fossilized_params + self.active_params
-
-    def attach(self, optimizer: Any, **options: Any) -> OptimizerLink:
-        """Let an optimiser, or each of a list, follow this network from now on; see `OptimizerLink`
-        for the options.
-        """
-        sources = {slot_id: self.source(slot_id) for slot_id in self.slot_config.modules}
-        link = link_optimizers(optimizer, self.link, self.host, sources, **options)
-        if self.link is not None:
-            self.link.detach()
-        self.link, link.note_gradients = link, self._note_gradients
-        for slot in self._ordered():
-            for fossil in slot.fossils:
-                link.adopt(
-                    slot.slot_id,
-                    fossil.parameters(),
-                    self._originals(slot.slot_id, fossil),
-                    is_host=True,
-                )
-            if slot.seed is not None:
-                link.release(slot.seed.parameters())
-                link.adopt(
-                    slot.slot_id, slot.seed.parameters(), self._originals(slot.slot_id, slot.seed)
-                )
-        return link
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies are without an optimiser: the original's one trains the original."""
-        return {**super().__getstate__(), "link": None}

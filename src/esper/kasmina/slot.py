@@ -3,7 +3,7 @@
 The rules of a seed's life are in `leyline.lifecycle`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class SlotContents:
     fossil_names: tuple[str, ...] = ()
     built_in: int = 0
     seed: AnySeed | None = None
-    state: SeedState = SeedState()
+    state: SeedState = field(default_factory=SeedState)
     gradient_ratio: float | None = None
     gradient_norm: float | None = None
     greedy_score: float | None = None

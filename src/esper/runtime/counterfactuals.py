@@ -1,7 +1,6 @@
 """Held-out evidence of one host: losses with and without each seed, and the greedy score."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
@@ -12,25 +11,13 @@ from esper.kasmina.evidence import score_sites
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.probing import evaluated
 from esper.kasmina.slot import SeedSlot
+from esper.kasmina.switches import bypassed
 from esper.leyline.stages import SeedStage
 from esper.runtime.host import HostRun
 from esper.runtime.splits import Split
 
 _CHUNK = 2048
 SCORE_EXAMPLES = 32  # Examples that the greedy score looks at, once per epoch.
-
-
-@contextmanager
-def bypassed(slot: SeedSlot) -> Iterator[None]:
-    """Run the network as if the live seed were not there.
-
-    None of it is computed, so that a graph captures no alpha.
-    """
-    slot.is_in_output = False
-    try:
-        yield
-    finally:
-        slot.is_in_output = True
 
 
 def incubated_slots(run: HostRun) -> list[SeedSlot]:
