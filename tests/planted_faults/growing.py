@@ -385,7 +385,7 @@ FAULTS = [
     Fault(
         "a copy answers beside a cache that it does not have",
         "kasmina/copies/copying.py",
-        "    if cached > features.shape[1]:",
+        "    if cached > tokens:",
         "    if cached < 0:",
         "kasmina/copies/test_families.py::test_generating_with_a_cache_is_refused_while_a_copy_is_alive_and_right_after_the_harvest",
     ),

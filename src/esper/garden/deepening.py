@@ -12,7 +12,7 @@ from torch import nn
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies.copying import Site, zeroed_copy
 from esper.kasmina.copies.eligibility import runs_in_order, study_copies
-from esper.kasmina.copies.membership import follow_flags, restack
+from esper.kasmina.copies.membership import Member, follow_flags, restack
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.seeds import Fossils
@@ -54,15 +54,14 @@ def deepen(
         if (reason := refuse_parts(member)) is not None:
             raise HostError(f"no copy can follow {name}: {reason}.")
     zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
-    layout: list[tuple[int, nn.Module]] = []
+    layout: list[Member] = []
     for place in range(to):
         source = (
             len(old) - 1 - (to - 1 - place) * len(old) // to
         )  # later layers first: their copies are worth more
-        is_first = not layout or layout[-1][0] != source
-        layout.append(
-            (source, old[source] if is_first else _copy(old[source], model, zeroed[source]))
-        )
+        is_first = not layout or layout[-1].source != source
+        module = old[source] if is_first else _copy(old[source], model, zeroed[source])
+        layout.append(Member(source, module))
     try:
         restack(model, path, layout)
     except ValueError as problem:
@@ -154,9 +153,7 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
     return found[0]
 
 
-def _extend(
-    optimizer: torch.optim.Optimizer, layout: list[tuple[int, nn.Module]], old: list[nn.Module]
-) -> None:
+def _extend(optimizer: torch.optim.Optimizer, layout: list[Member], old: list[nn.Module]) -> None:
     """Copies join the groups of their originals, without history."""
     owner = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for source, copied in layout:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,14 @@ _WRAPPERS = (
 Example = (
     Tensor | Sequence[Any] | Mapping[str, Any]
 )  # One batch: a tensor, positional or keyword arguments.
-Call = tuple[tuple[Any, ...], dict[str, Any], Any]  # Positional and keyword arguments, output.
+
+
+class Call(NamedTuple):
+    """One call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
 
 
 @dataclass(frozen=True)
@@ -131,16 +138,16 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
     """
     calls: dict[str, list[Call]] = {}
 
-    def note(name: str, _: nn.Module, *call: Any) -> None:
-        calls.setdefault(name, []).append(call)
+    def note(
+        name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        calls.setdefault(name, []).append(Call(args, kwargs, output))
 
-    with ExitStack() as stack, undisturbed(model):
+    with ExitStack() as hooks, undisturbed(model):
         for name in names:
-            stack.enter_context(
-                model.get_submodule(name).register_forward_hook(
-                    partial(note, name), with_kwargs=True
-                )
-            )
+            module = model.get_submodule(name)
+            hook = module.register_forward_hook(partial(note, name), with_kwargs=True)
+            hooks.enter_context(hook)
         call_with(model, example)
     return calls
 

@@ -1,7 +1,4 @@
-"""Random numbers of one's own:
-
-drawn from a named seed, with the global generators as before afterwards.
-"""
+"""Random numbers from a named seed; the global generators are as before afterwards."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -18,8 +15,9 @@ def mix_seed(*parts: int) -> int:
 
 @contextmanager
 def own_randomness(*parts: int, devices: Sequence[int] = ()) -> Iterator[None]:
-    """Everything drawn inside comes from the seed made of `parts`, on the CPU and on the named CUDA
-    devices.
+    """Everything drawn inside comes from the seed made of `parts`.
+
+    That is so on the CPU and on the named CUDA devices.
     """
     seed = mix_seed(*parts)
     with torch.random.fork_rng(devices=list(devices)):

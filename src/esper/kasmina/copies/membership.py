@@ -1,49 +1,83 @@
 """New members in the list that their originals stand in; counts and configuration follow.
 
-Needs torch alone.
+Needs torch alone: exports carry this file along. Whether a copy may stand there is tried in
+`eligibility`.
 """
 
 import copy
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+# fields that say how long a list is
 _COUNT = re.compile(
     r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)"
 )
-"""fields that say how long a list is"""
-_PER_MEMBER = re.compile(r"layer|block|type")  # lists with one entry per member
-_NUMBER = re.compile(
-    r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)"
-)  # says which member this is
+# fields that hold a list with one entry per member
+_PER_MEMBER = re.compile(r"layer|block|type")
+# fields that say which member this is
+_NUMBER = re.compile(r"_?((layer|block)_?(idx|index|id|number|num)|idx|index)")
 _FLAGS = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")
 _ABSENT = "nothing"
 
-Layout = Sequence[
-    tuple[int, nn.Module]
-]  # Members in order, each with the place that it, or its original, had before.
+
+class Member(NamedTuple):
+    """One entry of a list as it is to be."""
+
+    source: int
+    """position that the member, or the original of a copy, had before"""
+    module: nn.Module
+
+
+Layout = Sequence[Member]
 Graft = Callable[[nn.Module, Sequence[nn.Module]], None]
-Choices = Sequence[
-    tuple[Any, Sequence[tuple[str, ...]]]
-]  # Configurations, each with sets of fields that may count.
-Differences = set[
-    tuple[str, Any, Any]
-]  # What, in this network, in the one that its configuration builds.
+
+
+class Difference(NamedTuple):
+    """Where a network is not what its configuration builds."""
+
+    what: str
+    ours: Any
+    rebuilt: Any
+
+
+class Number(NamedTuple):
+    """The value that a numbering field of a member's part has in the rebuilt network."""
+
+    part: nn.Module
+    field: str
+    value: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A network beside the one that its configuration builds."""
+
+    differences: set[Difference]
+    numbers: list[Number]
+
+
+class CountingConfig(NamedTuple):
+    """A configuration, and the sets of its fields that may count a list, the most likely first."""
+
+    config: Any
+    options: Sequence[tuple[str, ...]]
+
+
+# -- which list, which member ----------------------------------------------------------------------
 
 
 def source_name(model: nn.Module, name: str) -> str:
-    """The module that a copy at this place copies:
-
-    itself, unless the model says that the place belongs to another.
-    """
-    said = getattr(model, "copied_module", None)
-    return name if said is None else said(name)
+    """The module that a copy after `name` copies: itself, unless the model names another one."""
+    copied_module = getattr(model, "copied_module", None)
+    return name if copied_module is None else copied_module(name)
 
 
 def members_of(module: nn.Module) -> list[nn.Module]:
@@ -52,7 +86,7 @@ def members_of(module: nn.Module) -> list[nn.Module]:
 
 
 def locate(host: nn.Module, name: str) -> tuple[str, int]:
-    """The list in which a copy at `name` would stand, and the place of its original there."""
+    """The list in which a copy after `name` would stand, and its original's position there."""
     path, _, key = source_name(host, name).rpartition(".")
     members = host.get_submodule(path)
     if not isinstance(members, nn.ModuleList | nn.Sequential):
@@ -62,34 +96,40 @@ def locate(host: nn.Module, name: str) -> tuple[str, int]:
     return path, list(members._modules).index(key)
 
 
-def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Put copies of a member right behind it. Returns for each the module that is to it what `name`
-    is to its original.
+# -- placing ---------------------------------------------------------------------------------------
 
+
+def insert_copies(host: nn.Module, name: str, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Put copies of a member right behind it.
+
+    Returns for each copy the module that is to it what `name` is to its original. Raises
     ValueError, with the host as before, if its configuration cannot follow.
     """
     path, index = locate(host, name)
-    old = list(enumerate(members_of(host.get_submodule(path))))
+    members = members_of(host.get_submodule(path))
+    old = [Member(position, member) for position, member in enumerate(members)]
     for module in modules:
-        follow_flags(old[index][1], module)
-    restack(
-        host, path, [*old[: index + 1], *((index, module) for module in modules), *old[index + 1 :]]
-    )
-    return members_of(host.get_submodule(name.rpartition(".")[0]))[
-        index + 1 : index + 1 + len(modules)
-    ]
+        follow_flags(old[index].module, module)
+    copies = [Member(index, module) for module in modules]
+    behind = index + 1
+    restack(host, path, [*old[:behind], *copies, *old[behind:]])
+    parent, _, _ = name.rpartition(".")
+    carriers = members_of(host.get_submodule(parent))
+    return carriers[behind : behind + len(modules)]
 
 
 def place_fossils(
     host: nn.Module, site: nn.Module, fossils: Sequence[tuple[Any, bool]], graft: Graft
 ) -> None:
-    """Build a module's fossils into its host:
+    """Build a module's fossils into its host.
 
-    members behind the one before, or grafted on the one they come after.
+    Each fossil says whether it becomes a member. A member stands behind the one before it; `graft`
+    puts every other fossil on the module that it comes after.
     """
-    bodies, groups = [], list[list[nn.Module]]([[]])
-    for fossil, is_native in fossils:
-        if is_native:
+    bodies: list[nn.Module] = []
+    groups: list[list[nn.Module]] = [[]]
+    for fossil, becomes_member in fossils:
+        if becomes_member:
             bodies.append(fossil.body)
             groups.append([])
         else:
@@ -105,66 +145,107 @@ def place_fossils(
 
 def follow_flags(original: nn.Module, copied: nn.Module) -> None:
     """A member is in the mode of its original, and checkpointed if that is."""
-    parts = dict(original.named_modules())
+    originals = dict(original.named_modules())
     for name, part in copied.named_modules():
-        own = vars(parts[name]) if name in parts else {}
-        vars(part).update({flag: own[flag] for flag in _FLAGS if flag in own})
+        if name not in originals:
+            continue
+        flags = vars(originals[name])
+        for flag in _FLAGS:
+            if flag in flags:
+                vars(part)[flag] = flags[flag]
 
 
 def restack(host: nn.Module, path: str, layout: Layout) -> ExitStack:
-    """Give a list these members; all that counts them follows.
+    """Give the list at `path` these members; all that counts them follows.
 
     Close the result to undo everything.
     """
-    steps = [path.rsplit(".", back)[0] for back in range(1, path.count(".") + 1)]
-    around = [
-        host.get_submodule(step) for step in dict.fromkeys([path, *steps, ""])
-    ]  # from the inside out
-    members, old = around[0], members_of(around[0])
-    keeper = next(
-        (module for module in reversed(around) if hasattr(module, "save_pretrained")), None
-    )
+    around = _modules_around(host, path)
+    members = around[0]
+    owner = around[1] if len(around) > 1 else None
+    old = members_of(members)
+    configs = [module.config for module in around if hasattr(module, "config")]
+    # the outermost model that saves itself by its configuration
+    keepers = [module for module in around if hasattr(module, "save_pretrained")]
+    keeper = keepers[-1] if keepers else None
     with ExitStack() as undo:
-        known = set() if keeper is None else _compare(keeper, members)[0]
-        _place(members, around[1] if len(around) > 1 else None, layout, undo)
-        configs = [module.config for module in around if hasattr(module, "config")]
-        for counting in [*around[1:2], *(configs[:1] if keeper is None else [])]:
-            _follow(counting, next(_choices(counting, path, len(old)), ()), len(old), layout, undo)
+        known = set() if keeper is None else _compare(keeper, members).differences
+        _set_members(members, owner, layout, undo)
+        counting: list[Any] = [] if owner is None else [owner]
+        if keeper is None:
+            counting += configs[:1]
+        for thing in counting:
+            options = _count_options(thing, path, len(old))
+            _follow(thing, options[0] if options else (), len(old), layout, undo)
         if keeper is None:
             _renumber(old, layout, undo)
         else:
             distinct = {id(config): config for config in configs}.values()
-            choices = [(config, [*_choices(config, path, len(old)), ()]) for config in distinct]
-            undo.callback(
-                _find_configuration(keeper, members, choices, known, len(old), layout).close
-            )
+            choices = [
+                CountingConfig(config, [*_count_options(config, path, len(old)), ()])
+                for config in distinct
+            ]
+            fields_set = _find_configuration(keeper, members, choices, known, len(old), layout)
+            undo.callback(fields_set.close)
         return undo.pop_all()
 
 
-def _place(members: nn.Module, owner: nn.Module | None, layout: Layout, undo: ExitStack) -> None:
-    old = {(place, id(module)): key for place, (key, module) in enumerate(members._modules.items())}
-    for each in (members, *(() if owner is None else owner.children())):
-        undo.callback(_restore, each._modules, dict(each._modules))
-    if (
-        insert := getattr(owner, "insert_block", None)
-    ) is not None:  # an owner with more than one list to keep in step
-        for place, (source, module) in enumerate(layout):
-            if (source, id(module)) not in old:
-                insert(place, module)
+def _modules_around(host: nn.Module, path: str) -> list[nn.Module]:
+    """The module at `path`, the one that holds it, and so on up to the host."""
+    modules = [host.get_submodule(path)]
+    while path:
+        path, _, _ = path.rpartition(".")
+        modules.append(host.get_submodule(path))
+    return modules
+
+
+def _set_members(
+    members: nn.Module, owner: nn.Module | None, layout: Layout, undo: ExitStack
+) -> None:
+    """Put the layout's modules into the list.
+
+    An owner with `insert_block` has more than one list to keep in step, and does it itself.
+    """
+    old_keys = {
+        (position, id(module)): key
+        for position, (key, module) in enumerate(members._modules.items())
+    }
+    children = [] if owner is None else list(owner.children())
+    for module in (members, *children):
+        undo.callback(_restore, module._modules, dict(module._modules))
+    insert = getattr(owner, "insert_block", None)
+    if insert is not None:
+        for position, member in enumerate(layout):
+            if (member.source, id(member.module)) not in old_keys:
+                insert(position, member.module)
         return
     keys = list(members._modules)
-    are_numbers = keys == [str(place) for place in range(len(keys))]
+    are_numbers = keys == [str(position) for position in range(len(keys))]
     named: dict[str, nn.Module | None] = {}
-    for place, (source, module) in enumerate(layout):
-        tries = (f"{keys[source]}_copy{count}" for count in itertools.count(1))
-        free = (key for key in tries if key not in keys and key not in named)
-        named[str(place) if are_numbers else old.get((source, id(module))) or next(free)] = module
+    for position, member in enumerate(layout):
+        old_key = old_keys.get((member.source, id(member.module)))
+        if are_numbers:
+            key = str(position)
+        elif old_key is not None:
+            key = old_key
+        else:
+            key = _free_key(keys[member.source], {*keys, *named})
+        named[key] = member.module
     _restore(members._modules, named)
+
+
+def _free_key(original: str, taken: Container[str]) -> str:
+    """The first of original_copy1, original_copy2 ... that no member has."""
+    keys = (f"{original}_copy{count}" for count in itertools.count(1))
+    return next(key for key in keys if key not in taken)
 
 
 def _restore(modules: dict[str, nn.Module | None], before: dict[str, nn.Module | None]) -> None:
     modules.clear()
     modules.update(before)
+
+
+# -- what counts members ---------------------------------------------------------------------------
 
 
 def _set(thing: Any, field: str, value: Any, undo: ExitStack) -> None:
@@ -173,65 +254,68 @@ def _set(thing: Any, field: str, value: Any, undo: ExitStack) -> None:
     undo.callback(setattr, thing, field, before)
 
 
-def _choices(thing: Any, path: str, count: int) -> Iterator[tuple[str, ...]]:
+def _count_options(thing: Any, path: str, count: int) -> list[tuple[str, ...]]:
     """Sets of fields that may count a list of this length, the most likely first."""
     named = [field for field in dir(thing) if _COUNT.fullmatch(field)]
-    fields = [
-        field
-        for field in named
-        if type(value := getattr(thing, field, None)) is int and value == count
-    ]
+    fields = [field for field in named if _is_count(getattr(thing, field, None), count)]
     sides = [side for side in ("encoder", "decoder") if side in path]
-    same = tuple(field for field in fields if any(side in field for side in sides))
-    plain = tuple(field for field in fields if "coder" not in field)
-    yield from dict.fromkeys(
-        group for group in (same, plain, tuple(fields), *((f,) for f in fields)) if group
-    )
+    same_side = [field for field in fields if any(side in field for side in sides)]
+    no_side = [field for field in fields if "coder" not in field]
+    one_by_one = [[field] for field in fields]
+    options = [tuple(group) for group in (same_side, no_side, fields, *one_by_one) if group]
+    return list(dict.fromkeys(options))
 
 
-def _follow(thing: Any, counts: Sequence[str], old: int, layout: Layout, undo: ExitStack) -> None:
+def _is_count(value: object, count: int) -> bool:
+    return type(value) is int and value == count  # True counts nothing
+
+
+def _follow(
+    thing: Any, counts: Sequence[str], old_count: int, layout: Layout, undo: ExitStack
+) -> None:
     """Set the fields that count members, and the lists that have an entry for each."""
-    wanted: list[tuple[str, Any]] = [(field, len(layout)) for field in counts]
+    if not counts:
+        return
+    wanted: dict[str, Any] = {field: len(layout) for field in counts}
     for field, value in getattr(thing, "__dict__", {}).items():
-        if (
-            counts
-            and type(value) in (list, tuple)
-            and len(value) == old
-            and _PER_MEMBER.search(field)
-        ):
-            wanted.append((field, type(value)(value[source] for source, _ in layout)))
-    for field, value in wanted:
+        is_list = type(value) in (list, tuple) and len(value) == old_count
+        if is_list and _PER_MEMBER.search(field):
+            wanted[field] = type(value)(value[member.source] for member in layout)
+    for field, value in wanted.items():
         with suppress(AttributeError, TypeError, ValueError):  # a frozen one stays as it is
             _set(thing, field, value, undo)
 
 
 def _renumber(old: Sequence[nn.Module], layout: Layout, undo: ExitStack) -> None:
-    """Attributes that number the members, in a network without a configuration to read them
-    from.
-    """
+    """Number the members again in a network that has no configuration to read numbers from."""
     for name, part in old[0].named_modules():
         for field in [field for field in vars(part) if _NUMBER.fullmatch(field)]:
-            first, numbers = vars(part)[field], [_fields(member, name).get(field) for member in old]
-            if first not in (0, 1) or numbers != [first + place for place in range(len(old))]:
+            first = vars(part)[field]
+            numbers = [_plain_fields(member, name).get(field) for member in old]
+            if first not in (0, 1) or numbers != [first + index for index in range(len(old))]:
                 continue
-            for place, (_, module) in enumerate(layout):
-                if field in _fields(module, name):
-                    _set(module.get_submodule(name), field, first + place, undo)
+            for position, member in enumerate(layout):
+                if field in _plain_fields(member.module, name):
+                    _set(member.module.get_submodule(name), field, first + position, undo)
 
 
-def _fields(member: nn.Module, name: str) -> dict[str, Any]:
+def _plain_fields(member: nn.Module, name: str) -> dict[str, Any]:
     """Plain attributes of a part of a member, its class among them."""
     try:
         part = member.get_submodule(name)
     except AttributeError:
         return {}
-    told = {
-        k: v
-        for k, v in vars(part).items()
-        if (k[0] != "_" or _NUMBER.fullmatch(k)) and k not in _FLAGS
-    }
-    plain = {k: v for k, v in told.items() if v is None or isinstance(v, bool | int | float | str)}
-    return {**plain, "class": type(part).__name__}
+    fields: dict[str, Any] = {}
+    for field, value in vars(part).items():
+        is_compared = field[0] != "_" or _NUMBER.fullmatch(field)
+        is_plain = value is None or isinstance(value, bool | int | float | str)
+        if is_compared and is_plain and field not in _FLAGS:
+            fields[field] = value
+    fields["class"] = type(part).__name__
+    return fields
+
+
+# -- what the configuration builds -----------------------------------------------------------------
 
 
 def _rebuild(keeper: Any) -> nn.Module:
@@ -243,78 +327,109 @@ def _rebuild(keeper: Any) -> nn.Module:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             fresh: nn.Module = type(keeper)(copy.deepcopy(config))
     except Exception as problem:  # whatever a class does with a configuration
-        what = f"{type(keeper).__name__} cannot be built from its {type(config).__name__} alone"
-        why = f"{type(problem).__name__}: {problem}"
-        raise ValueError(f"{what}, so from_pretrained would not give it back ({why})") from problem
+        raise ValueError(
+            f"{type(keeper).__name__} cannot be built from its {type(config).__name__} alone, so "
+            f"from_pretrained would not give it back ({type(problem).__name__}: {problem})"
+        ) from problem
     return fresh
 
 
-def _compare(
-    keeper: nn.Module, members: nn.Module
-) -> tuple[Differences, list[tuple[nn.Module, str, int]]]:
-    """Where a model differs from its rebuilt self, and the numbers that its members would have
-    there.
-    """
+def _compare(keeper: nn.Module, members: nn.Module) -> Comparison:
+    """Compare a model with its rebuilt self; `members` is the list of it that grows."""
     fresh = _rebuild(keeper)
     path = next(name for name, module in keeper.named_modules() if module is members)
-    any_member = re.compile(rf"^{re.escape(path)}\.[^.]+")
-    mine, theirs = (
-        {k: tuple(getattr(v, "shape", ())) for k, v in m.state_dict().items()}
-        for m in (keeper, fresh)
-    )
-    pairs = [
-        (key, mine.get(key, _ABSENT), theirs.get(key, _ABSENT))
-        for key in mine.keys() | theirs.keys()
-    ]
-    found: Differences = {
-        (any_member.sub(f"{path}.*", key), own, other) for key, own, other in pairs if own != other
-    }
-    numbers: list[tuple[nn.Module, str, int]] = []
+    differences = _compare_shapes(_shapes_of(keeper), _shapes_of(fresh), path)
+    comparison = Comparison(differences=differences, numbers=[])
+    children = list(members.children())
     twins = list(fresh.get_submodule(path).children())
-    if len(twins) != len(list(members.children())):
-        found.add((f"length of {path}", len(list(members.children())), len(twins)))
-    for member, twin in zip(members.children(), twins, strict=False):
-        original = vars(member).get("stands_for", member)  # a stand-in has no attributes of its own
-        for name, _ in twin.named_modules():
-            own = _fields(original, name)
-            for field, value in _fields(twin, name).items():
-                if own.get(field, _ABSENT) == value:
-                    continue
-                if not _NUMBER.fullmatch(field) or field not in own:
-                    found.add((f"{path}.*.{name}.{field}", own.get(field, _ABSENT), value))
-                elif original is member:
-                    numbers.append((member.get_submodule(name), field, value))
-    return found, numbers
+    if len(twins) != len(children):
+        comparison.differences.add(Difference(f"length of {path}", len(children), len(twins)))
+    for member, twin in zip(children, twins, strict=False):
+        _compare_members(member, twin, path, comparison)
+    return comparison
+
+
+def _shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of all that a module would save; of what is no tensor, an empty one."""
+    state = module.state_dict()
+    return {key: tuple(getattr(value, "shape", ())) for key, value in state.items()}
+
+
+def _compare_shapes(
+    ours: Mapping[str, Any], rebuilt: Mapping[str, Any], path: str
+) -> set[Difference]:
+    """Keys with another shape, or on one side only; all members of the list count as one."""
+    any_member = re.compile(rf"^{re.escape(path)}\.[^.]+")
+    differences: set[Difference] = set()
+    for key in ours.keys() | rebuilt.keys():
+        shape = ours.get(key, _ABSENT)
+        rebuilt_shape = rebuilt.get(key, _ABSENT)
+        if shape != rebuilt_shape:
+            what = any_member.sub(f"{path}.*", key)
+            differences.add(Difference(what, shape, rebuilt_shape))
+    return differences
+
+
+def _compare_members(member: nn.Module, twin: nn.Module, path: str, comparison: Comparison) -> None:
+    """Note the plain fields in which a member is not what its twin of the rebuilt network is."""
+    # a stand-in has no attributes of its own
+    original = vars(member).get("stands_for", member)
+    for name, _ in twin.named_modules():
+        fields = _plain_fields(original, name)
+        for field, value in _plain_fields(twin, name).items():
+            if fields.get(field, _ABSENT) == value:
+                continue
+            if not _NUMBER.fullmatch(field) or field not in fields:
+                what = f"{path}.*.{name}.{field}"
+                comparison.differences.add(Difference(what, fields.get(field, _ABSENT), value))
+            elif original is member:
+                comparison.numbers.append(Number(member.get_submodule(name), field, value))
 
 
 def _find_configuration(
-    keeper: Any, members: nn.Module, choices: Choices, known: Differences, old: int, layout: Layout
+    keeper: Any,
+    members: nn.Module,
+    choices: Sequence[CountingConfig],
+    known: set[Difference],
+    old_count: int,
+    layout: Layout,
 ) -> ExitStack:
-    """Set the fields with which the configuration builds the longer network; nothing that was equal
-    may differ.
+    """Set the fields with which the configuration builds the longer network.
+
+    Nothing that was equal before may differ then; `known` are the differences from before.
     """
-    kind, problems = type(keeper.config).__name__, list[str]()
-    for chosen in itertools.product(*(options for _, options in choices)):
+    problems: list[str] = []
+    for chosen in itertools.product(*(choice.options for choice in choices)):
         with ExitStack() as undo:
-            for (config, _), counts in zip(choices, chosen, strict=True):
-                _follow(config, counts, old, layout, undo)
+            for choice, counts in zip(choices, chosen, strict=True):
+                _follow(choice.config, counts, old_count, layout, undo)
             try:
-                found, numbers = _compare(keeper, members)
+                comparison = _compare(keeper, members)
             except (ValueError, AttributeError) as problem:
                 problems.append(str(problem))
                 continue
-            if not (new := sorted(found - known, key=str)):
-                for part, field, value in numbers:
-                    _set(part, field, value, undo)
+            new = sorted(comparison.differences - known, key=str)
+            if not new:
+                for number in comparison.numbers:
+                    _set(number.part, number.field, number.value, undo)
                 return undo.pop_all()
-            told = "; ".join(
-                f"{what} is {ours}, rebuilt {theirs}" for what, ours, theirs in new[:3]
-            )
-            problems.append(f"with {', '.join(sum(chosen, ())) or 'no field'} set: {told}")
-    if not any(options[0] for _, options in choices):
-        why = f"no field of {kind} counts a list of {old} layers"
-    else:
-        why = f"{kind} does not build the longer network ({problems[0]})"
+            problems.append(_describe(new, list(itertools.chain(*chosen))))
+    kind = type(keeper.config).__name__
+    if not any(choice.options[0] for choice in choices):
+        raise ValueError(
+            f"no field of {kind} counts a list of {old_count} layers; the field that counts its "
+            f"layers would have to be set to {len(layout)}"
+        )
     raise ValueError(
-        f"{why}; the field that counts its layers would have to be set to {len(layout)}"
+        f"{kind} does not build the longer network ({problems[0]}); the field that counts its "
+        f"layers would have to be set to {len(layout)}"
     )
+
+
+def _describe(differences: Sequence[Difference], fields: Sequence[str]) -> str:
+    """The first differences that remain with these fields set, in words."""
+    listed = [
+        f"{difference.what} is {difference.ours}, rebuilt {difference.rebuilt}"
+        for difference in differences[:3]
+    ]
+    return f"with {', '.join(fields) or 'no field'} set: {'; '.join(listed)}"
