@@ -427,3 +427,40 @@ def test_late_verdicts_belong_to_the_newest_fossil_of_their_slot_first():
     assert [span.verdicts[-1]["verdict"] for span in (older, newer)] == ["passed", "failed"]
     assert view.unknown == 0
     assert "removed" in view.log[-2].text
+
+
+def judged_fossil(config, gain, is_kept):
+    """The verdict of late pruning on one fossil of a run with this configuration."""
+    view = RunView("run", config)
+    for event in (
+        moved(1, "DORMANT", "GERMINATED", 0.0),
+        moved(2, "PROBATIONARY", "FOSSILIZED", 1.0),
+        FossilJudged(0, 9, "r0c0", "norm", gain, 0.1, is_kept),
+    ):
+        view.fold(to_record(event))
+    assert view.unknown == 0
+    return view.episodes[0].spans[0].verdicts[-1]
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        ({"settings": {"least_gain": 0.25}}, "contribution above 0.25"),
+        ({"settings": {"least_gain": 0.0}}, "contribution above 0"),
+        ({}, "contribution above 0"),  # the commands have no such setting
+    ],
+)
+def test_what_a_fossil_needs_is_the_run_s_own_least_gain(config, needed):
+    assert judged_fossil(config, 0.125, False)["needed"] == needed
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_fossil_s_verdict_is_the_one_that_the_event_carries(is_kept):
+    verdict = judged_fossil({"settings": {"least_gain": 0.25}}, 0.125, is_kept)
+    assert verdict["verdict"] == ("passed" if is_kept else "failed")
+    assert verdict["reason"] == "contribution +0.1250 ± 0.1000"
+
+
+@pytest.mark.parametrize("settings", [{}, {"least_gain": "much"}, {"least_gain": None}])
+def test_a_least_gain_that_is_not_recorded_is_not_guessed(settings):
+    assert "not recorded" in judged_fossil({"settings": settings}, 0.5, True)["needed"]

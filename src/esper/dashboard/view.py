@@ -11,7 +11,8 @@ from math import isfinite, nan
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from esper.leyline.errors import EsperError, printable
+from esper.leyline.errors import EsperError, is_number, printable
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import ordered_slots
 from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
 
@@ -343,38 +344,59 @@ def _seed(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
 
 
 def _fossil(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
-    """Late pruning tells the newest fossil of a slot first, so this is about the newest without a
-    verdict of then.
+    """Give a verdict of late pruning to the fossil that it is about.
+
+    A slot reports its newest fossil first, so this is the newest one without a verdict of this
+    epoch. Whether it stays is the event's own `is_kept`: the screen repeats no rule.
     """
     for span in reversed(episode.spans):
-        is_judged = any(
-            (verdict["gate"], verdict["epoch"]) == ("LATE", epoch) for verdict in span.verdicts
-        )
-        is_fossil = span.fate == "FOSSILIZED" and span.removed is None
-        if (
-            is_fossil
-            and not is_judged
-            and (span.slot, span.blueprint) == (record["slot"], record["blueprint"])
-        ):
-            gain, error, is_kept = (
-                finite(record["contribution"]),
-                finite(record["standard_error"]),
-                record["is_kept"],
-            )
-            reason = (
-                "not measured"
-                if gain is None or error is None
-                else f"contribution {gain:+.4f} ± {error:.4f}"
-            )
-            verdict = {
-                "gate": "LATE",
-                "needed": "contribution above 0",
-                "verdict": "passed" if is_kept else "failed",
-            }
-            span.verdicts.append({"epoch": epoch, "measured": gain, "reason": reason, **verdict})
-            span.contribution, span.standard_error = gain, error
-            span.removed = None if is_kept else epoch
-            return
+        if _awaits_verdict(span, record, epoch):
+            break
+    else:
+        return
+    contribution = finite(record["contribution"])
+    standard_error = finite(record["standard_error"])
+    if contribution is None or standard_error is None:
+        reason = "not measured"
+    else:
+        reason = f"contribution {contribution:+.4f} ± {standard_error:.4f}"
+    is_kept = record["is_kept"]
+    span.verdicts.append(
+        {
+            "epoch": epoch,
+            "measured": contribution,
+            "reason": reason,
+            "gate": "LATE",
+            "needed": f"contribution above {_least_gain(view.config)}",
+            "verdict": "passed" if is_kept else "failed",
+        }
+    )
+    span.contribution = contribution
+    span.standard_error = standard_error
+    span.removed = None if is_kept else epoch
+
+
+def _awaits_verdict(span: SeedSpan, record: Record, epoch: int) -> bool:
+    """Whether a span is a fossil as the record names it, and not judged in this epoch yet."""
+    is_fossil = span.fate == "FOSSILIZED" and span.removed is None
+    is_named = span.slot == record["slot"] and span.blueprint == record["blueprint"]
+    is_judged = any(
+        verdict["gate"] == "LATE" and verdict["epoch"] == epoch for verdict in span.verdicts
+    )
+    return is_fossil and is_named and not is_judged
+
+
+def _least_gain(config: Mapping[str, Any]) -> str:
+    """What a fossil must gain to stay, as the run folder records it.
+
+    `esper.grow` writes its `GrowthSettings` down. The commands have no such option, so their hosts
+    have the default.
+    """
+    settings = config.get("settings")
+    if not isinstance(settings, dict):
+        return f"{GrowthSettings.least_gain:g}"
+    least_gain = settings.get("least_gain")
+    return f"{least_gain:g}" if is_number(least_gain, 0) else "least_gain, which is not recorded"
 
 
 def _round_finished(view: RunView, record: Record, rank: int) -> None:
