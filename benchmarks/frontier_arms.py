@@ -14,7 +14,8 @@ from esper.kasmina.blueprints import COPY, COPY_ZERO, blueprint
 from esper.kasmina.copies.copying import Copy, Site, copy_module
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.kasmina.slot import count_parameters
-from esper.runtime.tasks.task import Task, get_task
+from esper.runtime.tasks.registry import get_task
+from esper.runtime.tasks.task import Task
 
 WARMUP = 0.018
 """Compute in which the rate rises, the same in every run: forks of one trunk cannot have a share of their own each. It

@@ -23,7 +23,8 @@ from throughput import generated
 from esper.episodes import Episodes
 from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import Task, get_task
+from esper.runtime.tasks.registry import get_task
+from esper.runtime.tasks.task import Task
 from esper.trials.arms import make_decider, play_epoch
 
 GIB = 2**30

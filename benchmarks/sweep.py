@@ -20,7 +20,7 @@ from records import claim_file, write
 
 from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.telemetry.statistics import estimate_mean
 from esper.trials.arms import Entry, run_entries
 

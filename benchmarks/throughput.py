@@ -33,7 +33,8 @@ from esper.runtime.executors import eager
 from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit
-from esper.runtime.tasks.task import Task, get_task
+from esper.runtime.tasks.registry import get_task
+from esper.runtime.tasks.task import Task
 from esper.tamiyo.policies import WAIT, RulePolicy
 from esper.tamiyo.rules import Heuristic, HostFacts
 from esper.trials.arms import make_decider, play_epoch

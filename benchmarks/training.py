@@ -33,7 +33,7 @@ from throughput import generated
 from esper.cli.ppo import run_ppo
 from esper.leyline.configuration import read_setting
 from esper.runtime.batches import whole_steps
-from esper.runtime.tasks.task import get_task, register_task
+from esper.runtime.tasks.registry import get_task, register_task
 from esper.simic.checkpoints import saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.storage.runfolder import event_files

@@ -12,7 +12,8 @@ import torch
 import typer
 
 import esper
-from esper.runtime.tasks.task import cross_entropy_scores, get_task
+from esper.runtime.tasks.registry import get_task
+from esper.runtime.tasks.task import cross_entropy_scores
 from esper.tamiyo.rules import replay
 
 

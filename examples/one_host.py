@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.simic.environment import GrowthVectorEnv
 
 

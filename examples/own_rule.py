@@ -15,7 +15,7 @@ import numpy as np
 
 import esper
 from esper.leyline.factored_actions import OP_GERMINATE
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.tamiyo.policies import WAIT
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import Entry, run_entries

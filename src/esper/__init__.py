@@ -17,7 +17,9 @@ _HOMES = {
     "esper.leyline.settings": ("GrowthSettings",),
     "esper.leyline.errors": ("EsperError",),
     "esper.leyline.lifecycle": ("StageLengths",),
-    "esper.runtime.tasks.task": ("Task", "register_task", "task_from_datasets"),
+    "esper.runtime.tasks.datasets": ("task_from_datasets",),
+    "esper.runtime.tasks.registry": ("register_task",),
+    "esper.runtime.tasks.task": ("Task",),
     "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
     "esper.simic.config": ("TrainingConfig",),
     "esper.simic.environment": ("GrowthVectorEnv",),
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     from esper.leyline.errors import EsperError
     from esper.leyline.lifecycle import StageLengths
     from esper.leyline.settings import GrowthSettings
-    from esper.runtime.tasks.task import Task, register_task, task_from_datasets
+    from esper.runtime.tasks.datasets import task_from_datasets
+    from esper.runtime.tasks.registry import register_task
+    from esper.runtime.tasks.task import Task
     from esper.simic import PPOAgent, PPOConfig, learn
     from esper.simic.config import TrainingConfig
     from esper.simic.environment import GrowthVectorEnv

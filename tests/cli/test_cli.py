@@ -23,7 +23,7 @@ from esper.cli.options import HOSTS
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import DataError
 from esper.runtime.tasks.fetch import SOURCES
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 
 
 def call(capsys, *arguments):
@@ -314,7 +314,7 @@ def test_the_command_line_loads_no_torch_before_it_needs_it():
 def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "data.md"
     monkeypatch.setattr(
-        "esper.runtime.tasks.task.TASKS", dict(TASKS)
+        "esper.runtime.tasks.registry.TASKS", dict(TASKS)
     )  # so that the page's own entry goes with this test
     exec(
         compile(

@@ -16,7 +16,7 @@ import pytest
 
 from cli.test_cli import call
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.simic.team import code_digest
 from esper.storage import runfolder
 from simic.tiny_runs import Forked, Ticks

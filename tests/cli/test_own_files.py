@@ -13,7 +13,7 @@ import pytest
 from cli.test_cli import call
 from esper.kasmina.blueprints import REGISTRY
 from esper.leyline.imports import IMPORTED
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.simic.rewards import FAMILIES, TERMS
 from esper.storage import runfolder
 from esper.tamiyo.rules import RULES

@@ -22,7 +22,7 @@ from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.config import TaskConfig
 from esper.runtime.population import Population
 from esper.runtime.tasks.data import load_blobs
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.storage import runfolder
 from kasmina.test_exporting import rebuilt_elsewhere
 from runtime.episodes import IMAGES

@@ -14,7 +14,7 @@ from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.runtime.executors import compiling
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import COPIES, GERMINATE, act, image_splits, play
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

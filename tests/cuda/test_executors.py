@@ -16,7 +16,7 @@ from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.executors.structure import graph_key
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import (
     COPIES,
     CULL,

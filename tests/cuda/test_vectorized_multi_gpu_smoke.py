@@ -12,7 +12,7 @@ import torch
 
 from esper.runtime.devices import describe_map
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.simic import trainer
 from esper.simic.config import TrainingConfig
 from esper.simic.environment import GrowthVectorEnv

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from esper.leyline.errors import EsperError, SaveError
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.simic.ppo.agent import PPOAgent
 from esper.tamiyo.policy_files import load_fitting, seal

@@ -8,7 +8,7 @@ import esper
 from esper.leyline.errors import EsperError, NameTakenError, SettingError
 from esper.leyline.imports import require_imported
 from esper.leyline.registry import read_settings, registering
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 
 
 def build(

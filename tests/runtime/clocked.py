@@ -11,7 +11,7 @@ import torch
 from esper.kasmina.hosts import build_resnet_host, build_transformer_host
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import IMAGES, QUICK, image_splits
 
 

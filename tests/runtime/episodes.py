@@ -8,7 +8,7 @@ from esper.leyline.factored_actions import LifecycleOp
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 
 GERMINATE, CULL, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE
 QUICK = StageLengths(ramp=2, embargo=0, resetting=0)

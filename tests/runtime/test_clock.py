@@ -18,7 +18,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.charges import learning_flops, network_flops
 from esper.runtime.config import TaskConfig
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import FossilJudged, HostEpoch
 from runtime.clocked import CNN, RESNET, TEXT
 from runtime.episodes import GERMINATE, act, differing, play, print_of

@@ -11,7 +11,7 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.governor import Governor
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import (
     BLOBS,
     CULL,

@@ -21,7 +21,7 @@ from esper.runtime.charges import ablation_flops, learning_flops, network_flops,
 from esper.runtime.ledger import PHASES, Charge, Ledger, PhaseCost
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
-from esper.runtime.tasks.task import TASKS, get_task
+from esper.runtime.tasks.registry import TASKS, get_task
 from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, image_splits, play
 
 SHAPES = {

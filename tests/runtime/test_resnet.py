@@ -8,7 +8,7 @@ from esper.kasmina.harvesting import harvest
 from esper.kasmina.hosts import build_resnet_host
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import GERMINATE, act, image_splits
 
 

@@ -15,7 +15,7 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.runtime.storing import can_be_stored
 from esper.runtime.tasks.data import load_python_text
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from runtime.episodes import (
     BLOBS,
     COPIES,

@@ -11,7 +11,7 @@ import torch
 
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
 from esper.telemetry.events import ActionRefused

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from esper.leyline.configuration import leaves, read_json, read_setting
 from esper.leyline.errors import EsperError, SettingError, UnknownNameError
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.simic.config import TrainingConfig, presets
 
 

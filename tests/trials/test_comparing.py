@@ -15,7 +15,7 @@ import torch
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.runtime.host import HostRun
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.storage.runfolder import ARMS
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.policy_files import read as read_policy

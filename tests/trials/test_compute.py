@@ -15,7 +15,7 @@ from esper.cli import compare as comparing
 from esper.cli.run import run_policy
 from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
 from esper.simic.twins import fingerprint, twin_readings

@@ -15,7 +15,7 @@ from torch import nn
 
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.storage import runfolder
 from esper.trials.arms import Entry, Stopped, prepare_host
 from esper.trials.comparing import Comparison

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_files import read as read_policy
 from esper.trials.arms import Entry, run_entries

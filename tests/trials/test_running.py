@@ -16,7 +16,7 @@ from esper.kasmina import exporting
 from esper.kasmina.hosts import build_cnn_host
 from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.runtime.population import Population
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 from esper.simic.environment import GrowthVectorEnv
 from esper.storage import runfolder
 from esper.tamiyo.policies import NetworkPolicy

@@ -81,7 +81,7 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     """List tasks, rules, blueprints and rewards by name."""
     from esper.kasmina.blueprints import REGISTRY
     from esper.leyline.slots import KINDS
-    from esper.runtime.tasks.task import TASKS
+    from esper.runtime.tasks.registry import TASKS
     from esper.simic.rewards import FAMILIES, TERMS
     from esper.tamiyo.rules import RULES
 

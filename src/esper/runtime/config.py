@@ -1,6 +1,6 @@
-"""What hosts are trained on and how they are run:
+"""The settings that every command shares: what hosts are trained on, and how they are run.
 
-the settings that every command shares. Plain data.
+Plain data; nothing here runs.
 """
 
 from dataclasses import replace
@@ -13,15 +13,18 @@ from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError
 from esper.leyline.imports import require_imported
 from esper.runtime.executors.choosing import refuse_impossible
-from esper.runtime.tasks.task import Task, get_task
+from esper.runtime.tasks.registry import get_task
+from esper.runtime.tasks.task import FIELDS, Task
 from esper.telemetry.curve_export import TrackerName
 
-MOST_EPOCHS, MOST_HOSTS = 100_000, 10_000
+MOST_EPOCHS = 100_000
+MOST_HOSTS = 10_000
 
 
 class LengthsConfig(Configuration):
-    """Epochs that each stage of a seed lasts when nobody intervenes; None leaves a default of the
-    task alone.
+    """Epochs that each stage of a seed lasts unless the policy ends it earlier.
+
+    None leaves a default of the task alone.
     """
 
     training: int | None = Field(
@@ -38,83 +41,82 @@ class LengthsConfig(Configuration):
     resetting: int | None = Field(None, ge=0, description="between embargo and the next chance")
 
 
+def _of_task(name: str, note: str = "", **limits: Any) -> Any:
+    """A setting that changes a field of `Task`: its help and bounds are those of that field.
+
+    `note` is added to the help, `limits` are what is stricter here, as `pydantic.Field` takes them.
+    """
+    about = FIELDS[name]
+    bounds: dict[str, Any] = {}
+    if about.least is not None:
+        bounds["ge"] = about.least
+    if about.range is not None:
+        bounds["gt"] = about.range.above
+        bounds["le"] = about.range.most
+    return Field(None, description=about.help + note, **{**bounds, **limits})
+
+
 class TaskConfig(Configuration):
     """What hosts are trained on; None leaves a default of the task alone."""
 
-    name: str = Field("digits", description="what hosts are trained on, see `esper list`")
-    epoch_examples: int | None = Field(None, ge=1, le=10**7)
-    """least examples per epoch and decision, rounded up to steps of one size"""
-    held_out: int | None = Field(None, ge=2, description="validation examples to measure on")
-    batch: int | None = Field(None, ge=1, description="most examples per training step")
-    epochs: int | None = Field(
-        None, ge=2, le=MOST_EPOCHS, description="epochs in an episode, or decisions"
+    name: str = Field("digits", description=FIELDS["name"].help)
+    epoch_examples: int | None = _of_task("epoch_examples", le=10**7)
+    held_out: int | None = _of_task("held_out")
+    batch: int | None = _of_task("batch")
+    epochs: int | None = _of_task("epochs", ge=2, le=MOST_EPOCHS)
+    clock: Literal["epochs", "compute"] | None = _of_task(
+        "clock", note="; naming task.compute chooses compute"
     )
-    clock: Literal["epochs", "compute"] | None = None
-    """unit of an episode's length; naming task.compute chooses compute"""
-    compute: float | None = Field(
-        None, gt=0, le=1e4, description="FLOPs of an episode; 1 is the task's reference run"
-    )
-    decay: float | None = Field(None, gt=0, le=1)
-    """last part of the compute, in which the learning rate falls to zero"""
-    budget: float | None = Field(
-        None, gt=1, le=1e6, description="most parameters, as a multiple of the host's"
-    )
-    max_seeds: int | None = Field(None, ge=1, description="most seeds, live and kept")
-    slots: tuple[str, ...] | None = Field(
-        None, min_length=1, description="slots that are enabled: r0c0 r0c1"
-    )
-    blueprints: tuple[str, ...] | None = Field(
-        None, min_length=1, description="what may be planted"
-    )
-    blends: tuple[str, ...] | None = Field(None, min_length=1)
-    """ways to blend that a policy may choose from: linear, sigmoid, gated"""
-    scale_at_birth: float | None = Field(None, ge=0)
-    """strength of a newborn seed's branch; 0 is the identity, 1 a cold start"""
-    prunes: bool | None = None
-    """whether kept seeds that do not pay are removed when the rate has fallen to a tenth of its
-    peak
-    """
-    lengths: LengthsConfig = Field(
-        LengthsConfig(), description="epochs that each stage of a seed lasts"
-    )
+    compute: float | None = _of_task("compute")
+    decay: float | None = _of_task("decay")
+    budget: float | None = _of_task("budget", gt=1, le=1e6)
+    max_seeds: int | None = _of_task("max_seeds", ge=1)
+    slots: tuple[str, ...] | None = _of_task("slots", min_length=1)
+    blueprints: tuple[str, ...] | None = _of_task("blueprints", min_length=1)
+    blends: tuple[str, ...] | None = _of_task("blends", min_length=1)
+    scale_at_birth: float | None = _of_task("scale_at_birth", ge=0)
+    prunes: bool | None = _of_task("prunes")
+    lengths: LengthsConfig = Field(LengthsConfig(), description=FIELDS["lengths"].help)
 
     def build(self) -> Task:
-        """The task with what was changed; a length in compute makes that the clock."""
+        """Return the task with what was changed; a length in compute makes that the clock."""
         task = get_task(self.name)
         if self.compute is not None and self.clock is None:
             task = replace(task, clock="compute")
-        if (self.clock or task.clock) == "epochs" and (self.compute or self.decay) is not None:
-            given = f"compute is {self.compute} and decay {self.decay}, which are of clock compute"
+        counts_epochs = (self.clock or task.clock) == "epochs"
+        if counts_epochs and (self.compute is not None or self.decay is not None):
             raise SettingError(
-                f"clock is epochs, but {given}. Give them without that clock, or leave them out."
+                f"clock is epochs, but compute is {self.compute} and decay {self.decay}, which are "
+                "of clock compute. Give them without that clock, or leave them out."
             )
-        changed = {
-            name: value
-            for name, value in self
-            if name not in ("name", "lengths") and value is not None
-        }
+        changes: dict[str, Any] = {}
+        for name, value in self:
+            if name not in ("name", "lengths") and value is not None:
+                changes[name] = value
         lengths = {name: value for name, value in self.lengths if value is not None}
-        return replace(task, **changed, lengths=replace(task.lengths, **lengths))
+        return replace(task, **changes, lengths=replace(task.lengths, **lengths))
 
 
 class TelemetrySettings(Configuration):
+    """How much of a run is recorded, and where curves are sent beside the run folder."""
+
     level: Literal["off", "minimal", "normal", "debug"] = "normal"
     """off, rounds only, seeds and epochs too, every decision too"""
     track: tuple[TrackerName, ...] = ()
-    """who draws curves of it as well: tensorboard, wandb; at every level"""
+    """also send curves to: tensorboard, wandb; at every level"""
 
 
 class HostsConfig(Configuration):
-    """What `esper ppo`, `esper run` and `esper compare` have in common:
-
-    hosts, and where they train.
-    """
+    """What `esper ppo`, `esper run` and `esper compare` have in common."""
 
     task: TaskConfig = Field(
         TaskConfig(), description="what hosts are trained on, and for how long"
     )
     seed: int = Field(
-        0, ge=0, le=2**128, description="the first host's random seed; the others count on"
+        0,
+        ge=0,
+        le=2**128,
+        description="random seed of the first host; others take the next ones",
     )
     devices: tuple[str, ...] = Field(
         ("cpu",), min_length=1, description="where hosts train: cpu, or cuda:0 cuda:1"
@@ -143,21 +145,24 @@ class HostsConfig(Configuration):
     def way_to_run(self) -> dict[str, Any]:
         """How hosts are run, as `Population` takes it."""
         return {
-            name: getattr(self, name) for name in ("executor", "amp", "compile", "graph_memory")
+            "executor": self.executor,
+            "amp": self.amp,
+            "compile": self.compile,
+            "graph_memory": self.graph_memory,
         }
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
-        """What a command starts from: the defaults, or as much of a preset as it takes."""
+        """Return what a command starts from: the defaults, or as much of a preset as it takes."""
         raise NotImplementedError
 
     def settled(self) -> Self:
-        """The same with what follows from other fields written out."""
+        """Return the same with what follows from other fields written out."""
         return self
 
     @property
     def settled_task(self) -> TaskConfig:
-        """The task's settings with its length written out, for whoever reads the run folder."""
+        """The task's settings with its length written out, for readers of the run folder."""
         task = self.task.build()
         compute = task.compute if task.clock == "compute" else None
         return self.task.model_copy(
@@ -165,5 +170,6 @@ class HostsConfig(Configuration):
         )
 
     def check(self) -> None:
+        """Refuse files that were not imported, and what devices and precision cannot do."""
         require_imported(self.imports)
         refuse_impossible(self.executor, self.amp, self.devices, self.task.build())

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 
 from esper.runtime.config import TaskConfig
 from esper.runtime.splits import require_corpus
-from esper.runtime.tasks.task import TASKS, Task
+from esper.runtime.tasks.registry import TASKS
+from esper.runtime.tasks.task import Task
 from esper.simic.config import TrainingConfig
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.team import Team

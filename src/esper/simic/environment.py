@@ -75,7 +75,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
         if not isinstance(task, Task):
             raise SettingError(
-                f"task is {task!r}; get_task(name) of esper.runtime.tasks.task gives one."
+                f"task is {task!r}; get_task(name) of esper.runtime.tasks.registry gives one."
             )
         if count < 1 or not host_seeds or task.epochs < 2:
             raise SettingError(

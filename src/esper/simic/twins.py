@@ -11,56 +11,53 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from torch import nn
 
 from esper.episodes import Episodes
 from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
 from esper.runtime.population import Population
 from esper.runtime.storing import spell_reading
-from esper.runtime.tasks.task import Task
+from esper.runtime.tasks.task import Task, training_fields
 from esper.storage.store import Store, fitting
 
-_FACTS = (
-    "name",
-    "batch",
-    "optimizer",
-    "weight_decay",
-    "clip_norm",
-    "epoch_examples",
-    "epochs",
-    "augment",
-    "held_out",
-)
-_PLAN = ("beta2", "clock", "compute", "warmup", "decay")
+# Fields of a task that a fingerprint describes in another way than by their value.
+_DESCRIBED = ("load", "build_host", "score", "lr", "constant_share", "reference")
 
 
 def fingerprint(task: Task, population: dict[str, Any]) -> str:
-    """Changes when a twin would:
+    """Name the settings of a twin by a digest that changes when the twin would.
 
-    training settings, the host's layout, the data's size, how hosts are run.
+    These are the training settings, the host's layout, the data's size and how hosts are run. Every
+    field of a task counts that is not marked as one of growth.
     """
-    facts: dict[str, Any] = {
-        "steps": "of one size",
-        **{name: getattr(task, name) for name in (*_FACTS, *_PLAN)},
-    }
-    facts["reference"] = task.reference and task.reference[1]
-    facts |= {
-        key: str(population[key]) for key in ("executor", "amp", "compile") if key in population
-    }
-    facts["devices"] = sorted(
-        {str(name).partition(":")[0] for name in population.get("devices", ["cpu"])}
-    )
-    facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
-    with torch.device("meta"):
-        host = task.build_host()
-    facts["host"] = [
-        str(host),
-        {name: list(value.shape) for name, value in host.state_dict().items()},
-    ]
+    facts: dict[str, Any] = {"steps": "of one size"}
+    for name in training_fields():
+        if name not in _DESCRIBED:
+            facts[name] = getattr(task, name)
+    facts["host"] = _layout(task.build_host)
     facts["score"] = getattr(task.score, "__qualname__", "")
-    if (splits := population.get("splits")) is not None:
+    facts["rates"] = [task.rate(epoch) for epoch in range(task.epochs)]
+    if task.reference is not None:
+        build_reference, examples = task.reference
+        facts["reference"] = [_layout(build_reference), examples]
+    for key in ("executor", "amp", "compile"):
+        if key in population:
+            facts[key] = str(population[key])
+    devices = population.get("devices", ["cpu"])
+    facts["devices"] = sorted({str(name).partition(":")[0] for name in devices})
+    splits = population.get("splits")
+    if splits is not None:
         facts["examples"] = [len(splits.train), len(splits.validation), splits.corpus]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _layout(build: Callable[[], nn.Module]) -> list[Any]:
+    """A network's modules and the shapes of its tensors."""
+    with torch.device("meta"):
+        network = build()
+    shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
+    return [str(network), shapes]
 
 
 def twin_readings(

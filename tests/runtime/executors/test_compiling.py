@@ -21,7 +21,7 @@ from esper.runtime.executors import compiling
 from esper.runtime.executors import graphs as executors
 from esper.runtime.population import Population
 from esper.runtime.tasks.data import load_python_text
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import BlocksCompiled
 from runtime.episodes import COPIES, GERMINATE, QUICK, act, image_splits, play, print_of
 from runtime.stored import restore, store

@@ -8,7 +8,8 @@ import pytest
 from esper.leyline.errors import DataError
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
-from esper.runtime.tasks.task import data, get_task
+from esper.runtime.tasks import data
+from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import HostEpoch
 from esper.trials.arms import Entry, run_entries
 from runtime.clocked import TEXT

@@ -19,7 +19,7 @@ from esper.runtime.tasks.data import (
     load_shakespeare,
     load_tinystories,
 )
-from esper.runtime.tasks.task import get_task
+from esper.runtime.tasks.registry import get_task
 
 FROM_DISK = {
     "cifar10": "cifar-10-batches-py/data_batch_1",

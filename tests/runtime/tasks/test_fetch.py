@@ -21,7 +21,7 @@ import pytest
 from esper.cli import main
 from esper.leyline.errors import DataError, UnknownNameError
 from esper.runtime.tasks.fetch import SOURCES, RemoteFile, fetch, is_fetched
-from esper.runtime.tasks.task import TASKS
+from esper.runtime.tasks.registry import TASKS
 
 TEXT = bytes(range(256)) * 4096  # 1 MiB: more than one chunk
 

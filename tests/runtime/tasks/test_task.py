@@ -10,19 +10,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
+from esper.dashboard import payload
 from esper.leyline.errors import DataError, EsperError, HostError, SettingError, UnknownNameError
 from esper.leyline.stages import SeedStage
+from esper.runtime.config import TaskConfig
 from esper.runtime.population import Population
-from esper.runtime.tasks import task as tasks
+from esper.runtime.tasks import registry
 from esper.runtime.tasks.data import load_python_text
-from esper.runtime.tasks.task import (
-    TASKS,
-    cross_entropy_scores,
-    get_task,
-    register_task,
-    stack_examples,
-    task_from_datasets,
-)
+from esper.runtime.tasks.datasets import stack_examples, task_from_datasets
+from esper.runtime.tasks.registry import TASKS, get_task, register_task
+from esper.runtime.tasks.task import FIELDS, cross_entropy_scores, training_fields
 from esper.simic.twins import fingerprint, twin_readings
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
 
@@ -48,7 +45,7 @@ def test_an_unknown_task_gets_the_nearest_name():
 
 
 def test_a_registered_task_is_found_by_its_name(monkeypatch):
-    monkeypatch.setattr(tasks, "TASKS", dict(TASKS))
+    monkeypatch.setattr(registry, "TASKS", dict(TASKS))
     own = register_task(replace(BLOBS, name="mine"))
     assert get_task("mine") is own
 
@@ -179,7 +176,7 @@ def test_what_is_held_out_changes_neither_training_nor_the_final_score():
 def test_more_held_out_examples_than_there_are_are_refused():
     there = len(BLOBS.load(None).validation)
     Population(replace(BLOBS, held_out=there), [1])
-    with pytest.raises(SettingError, match=rf"held_out is {there + 1}, .*{there}\."):
+    with pytest.raises(SettingError, match=rf"held_out is {there + 1}, .*{there};"):
         Population(replace(BLOBS, held_out=there + 1), [1])
 
 
@@ -439,3 +436,58 @@ def test_whole_numbers_can_be_tokens():
     before = population.runs[0].model.host.words.weight.detach().clone()
     population.train_epoch()
     assert not torch.equal(population.runs[0].model.host.words.weight, before)
+
+
+# -- what is known about the fields ----------------------------------------------------------------
+
+
+def test_a_twin_changes_with_every_field_that_a_never_grown_host_feels():
+    """Each field is marked, and one that is not marked as of growth is in the fingerprint."""
+    task = replace(BLOBS, clock="compute", epoch_examples=32, held_out=8)
+    changes = {
+        "name": "other",
+        "build_host": lambda: nn.Linear(2, 2),
+        "chance": 0.25,
+        "score": lambda outputs, targets: (outputs, targets),
+        "batch": 16,
+        "optimizer": "adamw",
+        "beta2": 0.9,
+        "lr": 0.04,
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "clock": "epochs",
+        "compute": 0.5,
+        "reference": (lambda: nn.Linear(2, 2), 9),
+        "warmup": 0.5,
+        "decay": 0.5,
+        "epoch_examples": 64,
+        "held_out": 4,
+        "epochs": 5,
+        "augment": True,
+    }
+    described_by_the_splits = {"load"}
+    of_clock_epochs = {"constant_share"}
+    assert set(training_fields()) == {*changes, *described_by_the_splits, *of_clock_epochs}
+    prints = {
+        name: fingerprint(replace(task, **{name: value}), {}) for name, value in changes.items()
+    }
+    prints["the task itself"] = fingerprint(task, {})
+    assert len(set(prints.values())) == len(prints)
+    epochs = replace(task, clock="epochs")
+    assert fingerprint(replace(epochs, constant_share=0.9), {}) != fingerprint(epochs, {})
+
+
+def test_a_twin_does_not_change_with_growth():
+    changes = {"slots": ("r0c0",), "budget": 2.0, "prunes": False, "summary": "another text"}
+    assert fingerprint(replace(BLOBS, **changes), {}) == fingerprint(BLOBS, {})
+
+
+def test_the_dashboard_compares_runs_by_all_settings_that_a_never_grown_host_feels():
+    """It may not import tasks, so that it lists them; the length of an episode is a result there."""
+    felt = [name for name in TaskConfig.model_fields if name in training_fields()]
+    assert {*payload._TRAINING, "epochs"} == set(felt)
+
+
+@pytest.mark.parametrize("name", [name for name in TaskConfig.model_fields if name != "lengths"])
+def test_a_setting_has_the_help_of_the_tasks_field(name):
+    assert TaskConfig.model_fields[name].description.startswith(FIELDS[name].help)

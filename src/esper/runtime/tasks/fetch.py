@@ -77,7 +77,9 @@ def fetch(
 ) -> list[str]:
     """Bring a data set into `root`; says of each file what became of it."""
     if name not in sources:
-        from esper.runtime.tasks.task import TASKS  # and with them torch, which no download needs
+        from esper.runtime.tasks.registry import (
+            TASKS,  # and with them torch, which no download needs
+        )
 
         if name not in TASKS:
             raise UnknownNameError("data set", name, {*sources, *TASKS})

@@ -1,121 +1,220 @@
-"""What hosts are trained on:
+"""What hosts are trained on: data, host, loss, and every default of an episode.
 
-data, host, loss, and every default of an episode. A task is a value in a dict.
+A task is a value. Which tasks there are is in `registry`, where their data comes from in `data`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from hashlib import sha256
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.hosts import (
-    ChainHost,
-    build_cnn_host,
-    build_mlp_host,
-    build_resnet_host,
-    build_transformer_host,
-)
-from esper.leyline.errors import DataError, HostError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.rates import constant_then_cosine, is_low, warmup_constant_decay
-from esper.leyline.registry import enter
-from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
-from esper.runtime.tasks import data
+from esper.runtime.splits import Splits
 
-Score = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor]
-]  # (outputs, targets) -> loss and correctness of each example
-Examples = torch.utils.data.Dataset[tuple[Tensor, int]]
+T = TypeVar("T")
+# From outputs and targets to the loss and the correctness of each example.
+Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def cross_entropy_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes [B, K] or next tokens [B, T, K]; a text's loss and accuracy are the means over its
-    tokens.
+    """Score classes [B, K] or next tokens [B, T, K].
+
+    A text's loss and accuracy are the means over its tokens.
     """
     losses = nn.functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), reduction="none"
     )
-    correct = (outputs.argmax(-1) == targets).float()
     losses = losses.view(targets.shape)
-    return (losses, correct) if targets.dim() == 1 else (losses.mean(1), correct.mean(1))
+    correct = (outputs.argmax(-1) == targets).float()
+    if targets.dim() == 1:
+        return losses, correct
+    return losses.mean(1), correct.mean(1)
+
+
+class Range(NamedTuple):
+    """Bounds of a number."""
+
+    above: float  # what every value is larger than
+    most: float  # the largest value
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known about a field of `Task` beside its type and its default."""
+
+    help: str
+    affects: Literal["training", "growth", "nothing"] = "training"
+    """What feels a change: every host that trains, only hosts that grow, or only its readers.
+
+    `training` is the default: a new field that is not marked makes never-grown twins new, not
+    stale.
+    """
+    least: int | None = None  # the smallest value
+    range: Range | None = None
+    choices: tuple[str, ...] | None = None
+
+
+def knob(default: T, about: About) -> T:
+    """Declare a field of `Task` that has a default."""
+    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True)
 class Task:
-    """One problem with the defaults of a host's episode on it."""
+    """One problem, with the defaults of a host's episode on it.
 
-    name: str
-    summary: str
-    source: str  # where the data comes from
-    load: Callable[[Path | None], Splits]
-    build_host: Callable[[], nn.Module]
-    chance: float  # accuracy of random guessing; the governor knows a collapse by it
-    score: Score = cross_entropy_scores
-    batch: int = 128  # most examples per step; all steps of an epoch have as many
-    optimizer: str = "sgd"  # sgd (nesterov momentum 0.9) or adamw
-    beta2: float = 0.999  # decay of AdamW's squared gradients
-    lr: float = 0.1  # peak rate
-    weight_decay: float = 5e-4
-    clip_norm: float = 5.0  # largest gradient norm of the host, and of each seed by itself
-    clock: str = "epochs"
-    """what an episode is a length of:
+    The declaration of each field says what it is. A variant of a task is
+    `dataclasses.replace(task, epochs=40)`.
 
-    epochs (rate constant, then a cosine), or compute (warm-up, constant, decay)
+    >>> import torch, esper
+    >>> from esper.runtime.splits import SealedSplit, Splits, TensorSplit, carve
+    >>> def load(root):
+    ...     points = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
+    ...     whole = TensorSplit(points, (points.sum(1) > 1).long())
+    ...     seen, test = carve(whole, share=0.25)
+    ...     train, validation = carve(seen)
+    ...     return Splits(train, validation, SealedSplit(test))
+    >>> task = esper.Task(
+    ...     name="sums",
+    ...     summary="whether two numbers add up to more than 1",
+    ...     source="generated",
+    ...     load=load,
+    ...     build_host=lambda: torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Linear(8, 2)),
+    ...     chance=0.5,
+    ...     epochs=4,
+    ... )
+    >>> [round(task.rate(epoch), 3) for epoch in range(task.epochs)]
+    [0.1, 0.1, 0.085, 0.015]
     """
-    constant_share: float = 0.5  # clock epochs: part of the episode at the peak rate
-    compute: float = 1.0  # clock compute: FLOPs of an episode, in units of the reference run
-    reference: tuple[Callable[[], nn.Module], int] | None = None
-    """the run that is 1.0 of compute, a network and how many examples it learns from; None is the
-    host, all epochs
-    """
-    warmup: float = 0.03  # clock compute: part of it in which the rate rises
-    decay: float = 0.2  # clock compute: last part of it, in which the rate falls to zero
-    epoch_examples: int | None = None
-    """least examples per epoch and decision, rounded up to whole steps; None is one pass over the
-    training split
-    """
-    held_out: int | None = None
-    """validation examples to measure on, always the same ones; None is all that were carved off"""
-    epochs: int = 20  # epochs in an episode; with clock compute, decisions
-    augment: bool = False  # shift by up to 4 pixels and mirror, drawn anew for every example
-    slots: tuple[str, ...] | None = None
-    """modules that carry slots, by name or pattern, or ids of the host's own slots; None is all of
-    its own
-    """
-    blueprints: tuple[str, ...] | None = (
-        None  # what may be planted; None is every built-in blueprint that fits
+
+    name: str = field(metadata={"about": About("what hosts are trained on, see `esper list`")})
+    summary: str = field(metadata={"about": About("one line for people", affects="nothing")})
+    source: str = field(metadata={"about": About("where the data comes from", affects="nothing")})
+    load: Callable[[Path | None], Splits] = field(
+        metadata={"about": About("reads the splits from the folder that holds the data sets")}
     )
-    budget: float = 3.0  # most parameters, as a multiple of the host's
-    max_seeds: int | None = None
-    blends: tuple[str, ...] = BLEND_IDS  # ways to blend that a policy may choose from
-    lengths: StageLengths = field(default_factory=StageLengths)
-    scale_at_birth: float = 1.0
-    prunes: bool = True  # whether fossils that do not pay are removed when the rate has fallen
+    build_host: Callable[[], nn.Module] = field(metadata={"about": About("builds a newborn host")})
+    # the governor knows a collapse by it
+    chance: float = field(metadata={"about": About("accuracy of random guessing")})
+    score: Score = field(
+        default=cross_entropy_scores,
+        metadata={"about": About("loss and correctness of each example")},
+    )
+    # all steps of an epoch have as many
+    batch: int = knob(128, About("most examples per training step", least=1))
+    optimizer: str = knob(
+        "sgd", About("sgd (Nesterov momentum 0.9) or adamw", choices=("sgd", "adamw"))
+    )
+    beta2: float = knob(0.999, About("decay of AdamW's squared gradients"))
+    lr: float = knob(0.1, About("peak learning rate"))
+    weight_decay: float = knob(5e-4, About("weight decay of the optimiser"))
+    clip_norm: float = knob(
+        5.0, About("largest gradient norm of the host, and of each seed by itself")
+    )
+    clock: str = knob(
+        "epochs",
+        About(
+            "unit of an episode's length: epochs (rate constant, then a cosine) or compute "
+            "(warm-up, constant, decay)",
+            choices=("epochs", "compute"),
+        ),
+    )
+    constant_share: float = knob(0.5, About("clock epochs: part of the episode at the peak rate"))
+    compute: float = knob(
+        1.0, About("FLOPs of an episode; 1 is the task's reference run", range=Range(0, 1e4))
+    )
+    # None is the host itself, for all epochs
+    reference: tuple[Callable[[], nn.Module], int] | None = knob(
+        None, About("the run that is 1 of compute: a network, and how many examples it learns from")
+    )
+    warmup: float = knob(
+        0.03,
+        About("first part of the compute, in which the learning rate rises", range=Range(0, 1)),
+    )
+    decay: float = knob(
+        0.2,
+        About(
+            "last part of the compute, in which the learning rate falls to zero", range=Range(0, 1)
+        ),
+    )
+    # None is one pass over the training split
+    epoch_examples: int | None = knob(
+        None,
+        About("least examples per epoch and decision, rounded up to steps of one size", least=1),
+    )
+    # None is all that were carved off
+    held_out: int | None = knob(
+        None, About("validation examples to measure on, always the same ones", least=2)
+    )
+    epochs: int = knob(20, About("epochs in an episode, or decisions", least=1))
+    augment: bool = knob(
+        False, About("shift by up to 4 pixels and mirror, drawn for every example")
+    )
+    # modules by name or pattern, or ids of slots that the host declares; None is all of those
+    slots: tuple[str, ...] | None = knob(
+        None, About("modules or slots that may grow: layer1 r0c1", affects="growth")
+    )
+    # None is every built-in blueprint that fits
+    blueprints: tuple[str, ...] | None = knob(None, About("what may be planted", affects="growth"))
+    budget: float = knob(
+        3.0, About("most parameters, as a multiple of the host's", affects="growth")
+    )
+    max_seeds: int | None = knob(None, About("most seeds, live and kept", affects="growth"))
+    blends: tuple[str, ...] = knob(
+        BLEND_IDS,
+        About(
+            "ways to blend that a policy may choose from: linear, sigmoid, gated", affects="growth"
+        ),
+    )
+    lengths: StageLengths = field(
+        default_factory=StageLengths,
+        metadata={"about": About("epochs that each stage of a seed lasts", affects="growth")},
+    )
+    scale_at_birth: float = knob(
+        1.0,
+        About(
+            "strength of a newborn seed's branch; 0 is the identity, 1 a cold start",
+            affects="growth",
+        ),
+    )
+    prunes: bool = knob(
+        True,
+        About(
+            "whether kept seeds that do not pay are removed when the rate has fallen to a tenth of "
+            "its peak",
+            affects="growth",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name, least in {"batch": 1, "epochs": 1, "epoch_examples": 1, "held_out": 2}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise SettingError(
-                    f"task {self.name}: {name} must be at least {least}, got {value}."
-                )
-        for name, known in {"optimizer": ("sgd", "adamw"), "clock": ("epochs", "compute")}.items():
-            if getattr(self, name) not in known:
-                raise UnknownNameError(name, getattr(self, name), known)
-        for name, most in {"compute": 1e4, "warmup": 1, "decay": 1}.items():
-            if not 0 < (value := getattr(self, name)) <= most:
-                raise SettingError(
-                    f"task {self.name}: {name} is {value}, but must be above 0 and at "
-                    f"most {most:g}."
-                )
+        for name, known in FIELDS.items():
+            self._check(name, known)
+
+    def _check(self, name: str, known: About) -> None:
+        """Refuse a value outside the bounds of its field."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if known.least is not None and value < known.least:
+            raise SettingError(
+                f"task {self.name}: {name} must be at least {known.least}, got {value}."
+            )
+        if known.choices is not None and value not in known.choices:
+            raise UnknownNameError(name, value, known.choices)
+        if known.range is not None and not known.range.above < value <= known.range.most:
+            raise SettingError(
+                f"task {self.name}: {name} is {value}, but must be above {known.range.above:g} and "
+                f"at most {known.range.most:g}."
+            )
 
     def rate_at(self, share: float) -> float:
-        """The learning rate when this share of the episode is over.
+        """Return the learning rate when this share of the episode is over.
 
         It does not depend on actions.
         """
@@ -124,251 +223,56 @@ class Task:
         return constant_then_cosine(self.lr, share, self.constant_share)
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of an epoch or decision: what the plan has in its middle."""
+        """Return the learning rate of an epoch or decision: what the plan has in its middle."""
         return self.rate_at((epoch + 0.5) / self.epochs)
 
     def is_rate_low(self, epoch: int) -> bool:
-        """Whether the plan has fallen to a tenth of its peak when this epoch begins, or has no such
-        epoch.
+        """Say whether the plan has fallen to a tenth of its peak when this epoch begins.
+
+        Where the plan has no such epoch, it is low after the last one.
         """
         is_rising = epoch + 0.5 < self.warmup * self.epochs
         return epoch >= self.epochs or (is_low(self.rate(epoch), self.lr) and not is_rising)
 
 
-TASKS: dict[str, Task] = {}
+FIELDS: dict[str, About] = {known.name: known.metadata["about"] for known in fields(Task)}
+"""What is known about each field of `Task`, by name."""
 
 
-def register_task(task: Task, *, replace: bool = False) -> Task:
-    """Enter a task under its name, for the command line and `get_task`."""
-    return enter(TASKS, f"task {task.name!r}", task.name, task, replace)
-
-
-def get_task(name: str) -> Task:
-    if name not in TASKS:
-        raise UnknownNameError("task", name, TASKS, "A task of your own: esper --import FILE.")
-    return TASKS[name]
-
-
-def task_from_datasets(
-    name: str,
-    train: Examples,
-    test: Examples,
-    build_host: Callable[[], nn.Module],
-    classes: int,
-    **settings: Any,
-) -> Task:
-    """A task from any two map-style data sets of (tensor, label) and any module; `settings` are
-    fields of `Task`.
-
-    The examples are stacked into memory once, when a population loads them.
-    """
-
-    def load(root: Path | None) -> Splits:
-        stacked = stack_examples(train, classes, f"{name}: training set")
-        sealed = stack_examples(test, classes, f"{name}: test set")
-        parts = [
-            part.numpy().tobytes()
-            for each in (stacked, sealed)
-            for part in (each.inputs, each.targets)
-        ]
-        corpus = (
-            f"{len(stacked):,} and {len(sealed):,} examples, sha256 "
-            f"{sha256(b''.join(parts)).hexdigest()[:16]}"
-        )
-        return Splits(*carve(stacked), SealedSplit(sealed), corpus)
-
-    return Task(
-        name,
-        f"{name} (your own)",
-        "your data sets",
-        load,
-        build_host,
-        chance=1 / classes,
-        **settings,
-    )
-
-
-def stack_examples(examples: Examples, classes: int, what: str) -> TensorSplit:
-    """All examples of a data set as two tensors; anything that is not (tensor, whole label in
-    range) is refused.
-    """
-    pairs = [examples[index] for index in range(len(examples))]  # type: ignore[arg-type]
-    if not pairs:
-        raise DataError(f"{what} is empty.")
-    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise DataError(
-            f"{what}: an example is {type(pairs[0]).__name__}, but each must be a "
-            f"pair (tensor, label)."
-        )
-    inputs = [torch.as_tensor(example) for example, _ in pairs]
-    if len(shapes := {tuple(example.shape) for example in inputs}) > 1:
-        raise DataError(
-            f"{what}: examples have different shapes {sorted(shapes)[:3]}; make them equal."
-        )
-    stacked = torch.stack(inputs)
-    stacked = stacked.float() if stacked.is_floating_point() else stacked
-    try:
-        targets = torch.as_tensor([float(label) for _, label in pairs], dtype=torch.double)
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise DataError(
-            f"{what}: a label is not one number ({problem}); give each one whole label."
-        ) from problem
-    if not torch.isfinite(stacked).all():
-        raise DataError(f"{what}: some examples hold NaN or Inf; clean them first.")
-    if (targets != targets.round()).any() or targets.min() < 0 or targets.max() >= classes:
-        allowed = f"classes={classes} allows whole numbers from 0 to {classes - 1}"
-        raise DataError(
-            f"{what}: labels run from {targets.min():g} to {targets.max():g}, but {allowed}."
-        )
-    return TensorSplit(stacked, targets.long())
+def training_fields() -> list[str]:
+    """Return the names of the fields that a host feels even if nothing grows."""
+    return [name for name, known in FIELDS.items() if known.affects == "training"]
 
 
 def check_fit(task: Task, splits: Splits) -> None:
-    """What would fail in the middle of an epoch fails here:
+    """Raise an error for what would fail in the middle of an epoch.
 
-    a batch larger than the split, outputs that do not fit.
+    That is a batch larger than the training split, too few validation examples, or a host whose
+    inputs or outputs do not fit the data.
     """
     if task.batch > len(splits.train):
-        most = f"its training split of {len(splits.train)} examples"
         raise SettingError(
-            f"task {task.name}: a batch of {task.batch} is larger than {most}; lower the batch."
+            f"task {task.name}: a batch of {task.batch} is larger than its training split of "
+            f"{len(splits.train)} examples; lower the batch."
         )
-    if task.held_out is not None and task.held_out > (size := len(splits.validation)):
+    held_out = len(splits.validation)
+    if task.held_out is not None and task.held_out > held_out:
         raise SettingError(
-            f"task {task.name}: held_out is {task.held_out}, but the validation split has {size}."
+            f"task {task.name}: held_out is {task.held_out}, but the validation split has "
+            f"{held_out}; lower held_out."
         )
     example = splits.train.example().to("meta")
     try:
         with torch.device("meta"):
-            found = task.build_host().eval()(example).shape[-1]
+            outputs = task.build_host().eval()(example).shape[-1]
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as problem:
         shape = tuple(example.shape[1:])
         raise HostError(
             f"task {task.name}: the host does not run on examples of shape {shape}: {problem}"
         ) from problem
-    if task.score is cross_entropy_scores and found < (needed := round(1 / task.chance)):
+    classes = round(1 / task.chance)
+    if task.score is cross_entropy_scores and outputs < classes:
         raise HostError(
-            f"task {task.name}: the host has {found} outputs for {needed} classes; "
-            f"give its head {needed}."
+            f"task {task.name}: the host has {outputs} outputs for {classes} classes; give its "
+            f"head {classes}."
         )
-
-
-def _linear_host() -> ChainHost:
-    """Two linear layers: a linear map however it is trained."""
-    host = build_mlp_host(inputs=2, widths=(8, 8), classes=2)
-    for block in host.blocks:
-        assert isinstance(block, nn.Sequential)
-        del block[1]
-    return host
-
-
-_OFFICIAL = "official files under --data-root"
-_TEXT: dict[str, Any] = {
-    "chance": 1 / 256,
-    "optimizer": "adamw",
-    "lr": 2e-3,
-    "weight_decay": 0.01,
-    "batch": 64,
-}
-_TEXT |= {"epoch_examples": 4096, "clip_norm": 1.0, "budget": 2.0, "lengths": StageLengths(ramp=3)}
-_TEXT |= {"blueprints": ("copy", "lora", "mlp_small", "mlp", "attention", "norm")}
-_TEXT |= {
-    "build_host": partial(
-        build_transformer_host, vocabulary=256, width=64, layers=2, context=64, slots=2
-    )
-}
-
-
-def _code(name: str, summary: str, sizes: tuple[int, int, int, int], **settings: Any) -> Task:
-    """A byte GPT of 2 blocks that grows to at most 8 by copies; 1.0 of compute is 8 blocks for so
-    many steps.
-
-    `sizes` are its width, its context, the bytes of the corpus, and these steps.
-    """
-    width, context, size, steps = sizes
-    host = partial(build_transformer_host, vocabulary=256, width=width, context=context)
-    load = partial(data.load_code, context=context, size=size)
-    own = {
-        "build_host": partial(host, layers=2, slots=2),
-        "blueprints": ("copy", "copy_zero"),
-        "clock": "compute",
-    }
-    own |= {
-        "reference": (partial(host, layers=8, slots=8), steps * settings["batch"]),
-        "lr": 1e-3,
-        "beta2": 0.95,
-    }
-    own |= {
-        "lengths": StageLengths(ramp=0)
-    }  # copies at full strength from their first step did best in prototypes
-    return Task(name, summary, "this Python", load, **{**_TEXT, **own, **settings})
-
-
-_IMAGE: dict[str, Any] = {"source": _OFFICIAL, "chance": 0.1, "batch": 256, "lr": 0.2}
-# a seed at full strength from its first epoch harms a trained host: +2.0 points on CIFAR-10, raised
-# so +4.9
-_IMAGE |= {"lengths": StageLengths(ramp=3), "scale_at_birth": 0.3}
-_PHOTO: dict[str, Any] = {**_IMAGE, "load": data.load_cifar10, "augment": True}
-_RESNET: dict[str, Any] = {**_PHOTO, "lr": 0.4, "budget": 3.3, "build_host": build_resnet_host}
-_RESNET |= {
-    "slots": ("r0c1", "r0c3", "r0c5"),
-    "blueprints": ("copy_zero", "copy"),
-}  # the last block of each stage
-_CLOTHES: dict[str, Any] = {**_IMAGE, "load": data.load_fashion_mnist}
-_CLOTHES |= {"build_host": partial(build_cnn_host, in_channels=1, image_size=28)}
-_DIGITS: dict[str, Any] = {"chance": 0.1, "batch": 64, "epochs": 40}
-_DIGITS |= {
-    "build_host": partial(build_cnn_host, blocks=2, base_channels=4, in_channels=1, image_size=8)
-}
-_BLOBS: dict[str, Any] = {
-    "source": "generated",
-    "load": data.load_blobs,
-    "build_host": _linear_host,
-    "chance": 0.5,
-}
-_BLOBS |= {"batch": 32, "epochs": 16, "blueprints": ("lora", "mlp"), "budget": 16.0}
-_LARGE: dict[str, Any] = {
-    "batch": 64,
-    "lr": 4e-3,
-    "epoch_examples": 9600,
-    "held_out": 512,
-    "budget": 3.67,
-}
-_SMALL: dict[str, Any] = {
-    "batch": 16,
-    "epoch_examples": 320,
-    "held_out": 128,
-    "budget": 2.8,
-    "epochs": 10,
-}
-for _task in (
-    Task(
-        "digits",
-        "8 x 8 handwritten digits, 2-block CNN",
-        "scikit-learn",
-        data.load_digits,
-        **_DIGITS,
-    ),
-    Task("blobs", "sign of x * y in a square: a linear host cannot, one MLP seed can", **_BLOBS),
-    _code("code", "Python sources, bytes, GPT of 2 blocks", (256, 256, 2**26, 3000), **_LARGE),
-    _code("code_tiny", "the same in small, for a CPU", (32, 32, 2**20, 400), **_SMALL),
-    Task(
-        "python_text",
-        "source of the standard library, bytes",
-        "this Python",
-        data.load_python_text,
-        **_TEXT,
-    ),
-    Task("shakespeare", "tinyshakespeare, bytes", _OFFICIAL, data.load_shakespeare, **_TEXT),
-    Task("tinystories", "TinyStories, bytes", _OFFICIAL, data.load_tinystories, **_TEXT),
-    Task("fashion_mnist", "28 x 28 articles of clothing, 3-block CNN", **_CLOTHES),
-    Task("cifar10", "32 x 32 photographs, 3-block CNN", build_host=build_cnn_host, **_PHOTO),
-    Task(
-        "cifar10_deep",
-        "32 x 32 photographs, 5-block CNN",
-        build_host=partial(build_cnn_host, blocks=5),
-        **_PHOTO,
-    ),
-    Task("cifar10_resnet", "32 x 32 photographs, ResNet of 6 blocks", **_RESNET),
-):
-    register_task(_task)
