@@ -8,7 +8,6 @@ import torch
 from hypothesis import settings
 
 import esper
-from second_cases import SECOND_CASES
 
 torch.set_num_threads(1)
 settings.register_profile("esper", deadline=None, derandomize=True, database=None, max_examples=25)
@@ -20,14 +19,6 @@ def pytest_configure() -> None:
     wanted = os.environ.get("ESPER_SOURCE")
     if wanted and not Path(esper.__file__).is_relative_to(wanted):
         pytest.exit(f"testing {esper.__file__}, which is not under {wanted}", returncode=9)
-
-
-@pytest.hookimpl(tryfirst=True)  # before the marks choose
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    prefixes = tuple(f"tests/{case}" for case in SECOND_CASES)
-    for item in items:
-        if item.nodeid.startswith(prefixes):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

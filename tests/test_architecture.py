@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import esper
-from second_cases import SECOND_CASES
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
@@ -128,10 +127,3 @@ def test_every_package_says_what_it_is_for(package):
 )
 def test_every_package_has_its_tests(package):
     assert list((TESTS / package.relative_to(PACKAGE)).glob("test_*.py"))
-
-
-@pytest.mark.parametrize("case", SECOND_CASES)
-def test_a_second_case_names_a_test_that_there_is(case):
-    """Else it would run in `make test` again without a word."""
-    path, _, name = case.partition("::")
-    assert f"def {name.partition('[')[0]}(" in (TESTS / path).read_text()

@@ -342,6 +342,7 @@ def test_a_trunk_costs_what_is_run_of_it(bench):
     assert {job.arm.name for job in jobs} == {f"static {depth}" for depth in (1, 2, 3, 4, 5, 6, 8)}
 
 
+@pytest.mark.slow
 def test_a_fork_is_the_run_that_it_stands_for(bench):
     """Forked from one trunk or run alone: the same examples and FLOPs, and nearly the same loss.
 

@@ -211,6 +211,7 @@ def test_a_power_cut_while_a_learner_is_saved_leaves_the_old_one_or_the_new_one(
     assert play(Learner(tmp_path), 3, following=3)[1] > 30
 
 
+@pytest.mark.slow
 def test_a_power_cut_while_an_epoch_is_saved_leaves_the_old_one_or_the_new_one(tmp_path):
     assert play(Epochs(tmp_path), 2, following=2, most=8)[1] > 200
 

@@ -147,6 +147,7 @@ def test_the_demo_grows_a_network_prints_one_comparison_and_exports_it(capsys, q
         ).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_demo_takes_a_fresh_folder_every_time(capsys, quick_digits):
     for folder in ("mine/demo", "mine/demo-3"):
         code, out, _ = call(capsys, "demo", "--epochs", "8", "--out", "mine/demo")
@@ -311,6 +312,7 @@ def test_the_command_line_loads_no_torch_before_it_needs_it():
     assert done.stdout.strip() == "False", done.stderr
 
 
+@pytest.mark.slow
 def test_the_task_on_the_page_about_data_runs(capsys, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "data.md"
     monkeypatch.setattr(

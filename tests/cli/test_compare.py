@@ -144,7 +144,11 @@ def test_every_option_reaches_the_comparison(brief, tmp_path, capsys):
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_stopped_or_killed_between_arms_and_resumed_it_ends_the_same(
     number, brief, tmp_path, capsys
 ):

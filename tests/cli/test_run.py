@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 import torch
 
+from cases import with_slow
 from cli.test_cli import call
 from esper.cli import main
 from esper.kasmina.hosts import build_cnn_host
@@ -107,7 +108,7 @@ def run_until_it_ends(tmp_path, kills):
     return out, deaths
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", with_slow(range(3), {1}))
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
     out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[2] // 2) for _ in range(2)])
@@ -138,7 +139,9 @@ def test_killed_while_the_networks_are_written_it_is_not_finished_yet(whole, tmp
     assert_same_run(out, whole[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(
     whole, tmp_path, number
 ):

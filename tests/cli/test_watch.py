@@ -157,6 +157,7 @@ def test_a_folder_without_runs_is_an_empty_list_and_one_that_is_not_there_a_line
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_growing_run_whose_length_nobody_named_knows_it_and_goes_on(capsys, tmp_path):
     """`blobs` episodes as long as the task says; the screens must know how long that is."""
     run = tmp_path / "run"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import with_slow
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run, seed_events
 from esper.dashboard.report import write_report
 from esper.dashboard.server import build_app
@@ -28,6 +29,7 @@ CHROMIUM = (
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 AXE = Path(axe_package.__file__).with_name("axe.min.js")
 PAGES = ("#/", "#/run/ppo", "#/run/grow", "#/run/never", "#/compare?run=grow&run=never")
+MORE_PAGES = ("#/run/ppo", "#/run/never", "#/compare?run=grow&run=never")
 BAD = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
 
 
@@ -124,6 +126,7 @@ def test_what_is_appended_appears(page, address, runs):
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_open_for_long_does_not_grow(page, address, runs):
     folder = grow_run(runs / "long", epochs=2)
     page.goto(address + "#/run/long")
@@ -231,7 +234,7 @@ def test_two_runs_are_compared(page, address):
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", PAGES)
+@pytest.mark.parametrize("place", with_slow(PAGES, MORE_PAGES))
 def test_axe_finds_nothing_serious(page, address, place, scheme):
     page.emulate_media(color_scheme=scheme)
     page.goto(address + place)
@@ -240,7 +243,7 @@ def test_axe_finds_nothing_serious(page, address, place, scheme):
 
 
 @pytest.mark.parametrize("width", [360, 1280, 3840])
-@pytest.mark.parametrize("place", PAGES)
+@pytest.mark.parametrize("place", with_slow(PAGES, MORE_PAGES))
 def test_nothing_has_to_be_scrolled_sideways(page, address, place, width):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(address + place)
@@ -274,9 +277,8 @@ def test_a_token_opens_the_page_and_does_not_stay_in_the_address(browser, runs):
         page.close()
 
 
-@pytest.mark.parametrize(
-    "names", [pytest.param(["grow"], marks=pytest.mark.slow), ["grow", "never", "ppo"]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["grow"], ["grow", "never", "ppo"]])
 def test_a_report_opens_from_disk_and_prints(page, runs, tmp_path, names):
     write_report([runs / name for name in names], tmp_path / "report.html")
     page.goto((tmp_path / "report.html").as_uri())

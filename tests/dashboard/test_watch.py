@@ -12,6 +12,7 @@ from itertools import combinations
 
 import pytest
 
+from cases import with_slow
 from dashboard.test_drawing import CONFIG, WHOLE, grown_epochs, round_end, round_events, stage
 from esper.dashboard.reader import RunReader
 from esper.dashboard.watch import Panel, WatchApp, watch
@@ -132,10 +133,10 @@ def test_everything_is_on_the_screen_at_both_sizes_and_nothing_overlaps(folder, 
     play(folder, script, size)
 
 
-OTHERS = [pytest.param(size, marks=pytest.mark.slow) for size in ((80, 60), (200, 24), (120, 50))]
+OTHERS = (LARGE, (80, 60), (200, 24), (120, 50))
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE, *OTHERS])
+@pytest.mark.parametrize("size", with_slow([SMALL, *OTHERS], OTHERS))
 def test_a_host_with_many_slots_leaves_room_for_the_rest_and_can_be_scrolled(folder, size):
     append(
         folder,
@@ -190,6 +191,7 @@ def test_a_run_without_events_is_shown_as_one(tmp_path):
 # -- keys ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_go_round_the_hosts(folder):
     async def script(pilot):
         for key, host in (
@@ -212,6 +214,7 @@ def test_q_quits(folder):
     play(folder, script)
 
 
+@pytest.mark.slow
 def test_a_filter_is_applied_while_it_is_typed_kept_by_enter_and_dropped_by_escape(folder):
     async def script(pilot):
         await pilot.press("slash", *"action")
@@ -310,6 +313,7 @@ def test_text_from_events_is_shown_as_it_is(folder):
     play(folder, script, LARGE)
 
 
+@pytest.mark.slow
 def test_whoever_scrolled_back_in_the_log_is_left_there(folder):
     async def script(pilot):
         log = pilot.app.query_one("#log")
@@ -338,6 +342,7 @@ def test_a_folder_that_vanishes_is_told_and_the_picture_stays(folder):
 # -- plain terminals -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_colour_the_same_text_is_there(folder, monkeypatch):
     found = []
 

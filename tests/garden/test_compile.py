@@ -113,6 +113,7 @@ def test_fossilizing_builds_a_new_graph():
     assert subject.builds_of(keep) == 1
 
 
+@pytest.mark.slow
 def test_culling_goes_back_to_the_graph_without_the_seed():
     subject = CompiledGarden({0: PLANT_FIRST, 3: CULL_FIRST}, lengths=StageLengths(probation=3))
     bare = subject.run()
@@ -123,6 +124,7 @@ def test_culling_goes_back_to_the_graph_without_the_seed():
     assert torch.equal(subject.run(), bare)
 
 
+@pytest.mark.slow
 def test_a_compiled_network_follows_a_fossil_that_is_off_and_one_that_is_removed():
     subject = CompiledGarden(
         {0: PLANT_FIRST, 1: (1, 0, 2, 0)}, lengths=StageLengths(ramp=0), max_seeds=2

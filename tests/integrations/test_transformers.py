@@ -135,7 +135,9 @@ AT_ENDS = {"save_strategy": "steps", "save_steps": 3}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, BY_STEP, AT_ENDS], ids=["by epoch", "by step", "at ends of epochs"]
+    "options",
+    [{}, pytest.param(BY_STEP, marks=pytest.mark.slow), AT_ENDS],
+    ids=["by epoch", "by step", "at ends of epochs"],
 )
 def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsys):
     whole, garden = make_trainer(tmp_path / "whole", **options)

@@ -183,6 +183,7 @@ def test_a_cnn_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_transformer_is_rebuilt_to_the_bit_where_esper_cannot_be_imported(tmp_path):
     garden = grown(
         Encoder(True),

@@ -239,6 +239,7 @@ def test_torch_export_takes_a_harvest(blend):
     torch.testing.assert_close(exported(IMAGES), output(plain, IMAGES))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_runs_a_harvest_to_five_digits(tmp_path):
     pytest.importorskip("onnx")

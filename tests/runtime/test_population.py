@@ -54,7 +54,9 @@ def test_another_seed_plays_another_episode(alone):
     assert len(differing(alone, print_of(epochs(IMAGES, [8])))) > 10
 
 
-@pytest.mark.parametrize("seeds", [[7, 8], [8, 7], [1, 2, 7, 3], [7, 7]], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [[7, 8], [8, 7], [1, 2, 7, 3], pytest.param([7, 7], marks=pytest.mark.slow)], ids=str
+)
 def test_neighbours_leave_a_host_bit_identical(alone, seeds):
     assert differing(alone, print_of(epochs(IMAGES, seeds), seeds.index(7))) == []
 
@@ -69,7 +71,13 @@ def test_what_happens_to_a_neighbour_leaves_a_host_bit_identical(alone):
 
 
 @pytest.mark.parametrize(
-    "task", [BLOBS, TEXT, replace(BLOBS, batch=37, epoch_examples=101)], ids=["sgd", "adamw", "odd"]
+    "task",
+    [
+        BLOBS,
+        pytest.param(TEXT, marks=pytest.mark.slow),
+        replace(BLOBS, batch=37, epoch_examples=101),
+    ],
+    ids=["sgd", "adamw", "odd"],
 )
 def test_order_leaves_hosts_bit_identical(task):
     forward, backward = (

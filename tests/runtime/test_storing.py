@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import with_slow
 from esper.kasmina.hosts import build_cnn_host, build_transformer_host
 from esper.leyline.errors import SaveError
 from esper.leyline.lifecycle import StageLengths
@@ -156,7 +157,7 @@ def restored(task, folder, **options):
 # -- going on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_slow(CASES, {"dropout", "text"}))
 def test_a_host_read_back_after_every_epoch_has_the_same_episode(case, tmp_path):
     """Before and after germinating, incubating, blending, fossilizing, culling, in embargo."""
     task, script = CASES[case]

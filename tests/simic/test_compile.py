@@ -30,6 +30,7 @@ def records_of(backend):
     return records
 
 
+@pytest.mark.slow
 def test_a_compiled_learner_learns_the_same(graphs):
     plain = records_of(None)
     assert graphs == []

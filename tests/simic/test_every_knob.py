@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from cases import with_slow
 from esper.cli import ppo as running
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
@@ -118,7 +119,7 @@ def test_the_table_names_every_leaf_and_no_other():
     }  # which is noted, not set: cli/test_own_files.py
 
 
-@pytest.mark.parametrize("key", TABLE)
+@pytest.mark.parametrize("key", with_slow(TABLE, {"ppo.compile"}))
 def test_every_leaf_is_read_and_changes_what_it_says(key, tmp_path, monkeypatch):
     monkeypatch.delenv("ESPER_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from cases import with_slow
 from esper.leyline.errors import EnvironmentMismatchError, MaskError
 from esper.simic import learn
 from esper.simic.ppo.any_env import Player
@@ -173,7 +174,9 @@ def test_the_penalty_of_a_host_that_fails_reaches_the_learner_on_that_step(mode)
     torch.testing.assert_close(advantages[failed], -5.0 - rollout.values[failed])
 
 
-@MODES
+@pytest.mark.parametrize(
+    "mode", with_slow([NEXT_STEP, SAME_STEP], [SAME_STEP]), ids=["next_step", "same_step"]
+)
 def test_a_failure_that_costs_is_unlearned(mode):
     player = player_for(
         clocks(4, mode, [8] * 4, penalty=-5.0), SMALL.model_copy(update={"lr": 1e-2, "epochs": 4})

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import with_slow
 from esper.simic.trainer import InterruptedTraining
 from esper.storage import runfolder
 from simic.tiny_runs import (
@@ -82,9 +83,7 @@ def run_until_it_ends(tmp_path, kills, **changes):
 # -- kill -9 at counted moments --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
-)
+@pytest.mark.parametrize("seed", with_slow(range(3), {1, 2}))
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
     out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[1] // 2) for _ in range(2)])
@@ -190,6 +189,7 @@ def killed_by_the_clock(out, draw, deaths):
         arguments = ["ppo", "--out", str(out), "--resume"]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_by_a_new_interpreter_to_the_same_end(whole, tmp_path):
     out = tmp_path / "run"
     dies = Ticks(whole[1] * 2 // 3, kill_self)

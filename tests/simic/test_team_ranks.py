@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import with_slow
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.simic import team
 from esper.simic import training as running
@@ -53,6 +54,7 @@ CASES = {
     "minibatches of one row": (2, {**FREE, "hosts": 5, "ppo__minibatches": 5}),
     "no row on some ranks": (4, {**FREE, "ppo__minibatches": 4, "ppo__target_kl": 0.002}),
 }
+SLOW_CASES = ("2 ranks", "4 ranks", "minibatches of one row", "no row on some ranks")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def alone(tmp_path_factory):
     return find
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_slow(CASES, SLOW_CASES))
 def test_several_ranks_find_what_one_finds(case, alone, tmp_path):
     size, changes = CASES[case]
     (out, ended), here = alone(changes), tmp_path / "run"
@@ -93,6 +95,7 @@ def test_a_first_pass_that_is_cut_short_leaves_ranks_without_rows(alone):
     assert min(record["steps"] for record in records) < 3  # four minibatches of one row each
 
 
+@pytest.mark.slow
 def test_in_float32_ranks_differ_by_rounding(tmp_path):
     ends = []
     for size in (1, 2, 4):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cases import with_slow
 from esper.cli import ppo as running
 from esper.leyline.errors import DeviceError, MaskError, SaveError
 from esper.simic import team as teams
@@ -60,18 +61,22 @@ def failing(problem):
 # -- stopping together -----------------------------------------------------------------------------
 
 
+STOPS = {
+    "in the second round": (4, 4, (1, 4)),
+    "after the epoch": (13, 2, (0, 2)),
+    "after the last epoch": (13, 12, (0, 12)),
+    "while twins are played": (4, -2, (0, 0)),
+}
+EVERY_STOP = [f"{asker}-{moment}" for moment in STOPS for asker in (0, 1)]
+
+
 @pytest.mark.parametrize(
-    ("epochs", "asks", "ends"),
-    [(4, 4, (1, 4)), (13, 2, (0, 2)), (13, 12, (0, 12)), (4, -2, (0, 0))],
-    ids=[
-        "in the second round",
-        "after the epoch",
-        "after the last epoch",
-        "while twins are played",
-    ],
+    "case", with_slow(EVERY_STOP, {"0-in the second round", "1-after the last epoch"})
 )
-@pytest.mark.parametrize("asker", [0, 1])
-def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(asker, epochs, asks, ends, tmp_path):
+def test_whoever_is_asked_to_stop_all_stop_at_the_same_step(case, tmp_path):
+    asker, moment = int(case[0]), case[2:]
+    epochs, asks, ends = STOPS[moment]
+
     def live(team):
         asked = []
 
@@ -217,6 +222,7 @@ def test_a_rank_that_falls_silent_is_not_waited_for(tmp_path):
 # -- hosts that stay -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hosts_stay_with_their_rank_and_the_slow_one_is_named(tmp_path):
     def prepare(rank):
         if rank == 1:
@@ -228,6 +234,7 @@ def test_hosts_stay_with_their_rank_and_the_slow_one_is_named(tmp_path):
     assert ended[0].said.count("wait for rank 1") == 3  # waiting is not counted as playing
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_has_other_hosts_each(tmp_path):
     assert_ended_well(train_ranks(tmp_path / "run", 2, **FREE))
     assert_ended_well(train_ranks(tmp_path / "run", 3, resume=True, **{**FREE, "rounds": 4}))

@@ -62,6 +62,7 @@ def marked(mark):
     return found
 
 
+@pytest.mark.slow
 def test_torchrun_names_our_one_line_and_code(tmp_path):
     code, said = torchrun(["esper", *command(tmp_path / "run", hosts=1)])
     assert code == 1
@@ -72,9 +73,8 @@ def test_torchrun_names_our_one_line_and_code(tmp_path):
     )  # no line of a traceback through our files
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_torchrun_that_is_asked_to_stop_ends_all_ranks_after_the_epoch(number, tmp_path):
     out = tmp_path / "run"
 

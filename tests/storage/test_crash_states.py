@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import with_slow
 from esper.leyline.errors import SaveError
 from esper.storage import files, runfolder
 from esper.storage.store import NewFile, Store
@@ -144,6 +145,7 @@ KINDS = (
     "folder above a new one",
     "folder at the beginning",
 )
+SLOW_KINDS = ("folder above a new one", "folder at the beginning")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,7 +162,7 @@ def test_without_any_one_fsync_a_save_can_be_lost(kind):
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_slow(KINDS, SLOW_KINDS))
 def test_a_process_killed_before_any_fsync_and_a_power_cut_later_lose_nothing(kind, killed):
     """What the next process sees may not be on disk yet."""
     for is_given_as_bytes in (True, False):

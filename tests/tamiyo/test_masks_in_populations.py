@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import with_slow
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.policies import NetworkPolicy
@@ -52,7 +53,7 @@ def play(hosts, policy, epochs):
     return shown
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", with_slow(TASKS, {"images", "texts"}))
 @settings(max_examples=3)
 @given(limits=LIMITS, seed=st.integers(0, 10**6))
 def test_no_action_drawn_from_the_masks_is_refused_by_a_population(task, limits, seed):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import with_slow
 from esper.tamiyo.observation import (
     BLUEPRINT_FEATURES,
     LARGEST,
@@ -30,7 +31,7 @@ def episodes(task):
     return np.concatenate(rows), feature_names(watched.space.slots)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", with_slow(TASKS, {"texts"}))
 def test_in_real_episodes_no_feature_leaves_minus_five_to_five_and_most_are_about_one(task):
     rows, names = episodes(task)
     assert rows.shape[1] == len(names)

@@ -73,7 +73,7 @@ def test_on_bell_shaped_values_it_is_about_students_interval(count):
     assert [found.low, found.high] == pytest.approx([low, high], rel=0.06)
 
 
-@pytest.mark.parametrize("draw", ["normal", "laplace"])
+@pytest.mark.parametrize("draw", ["normal", pytest.param("laplace", marks=pytest.mark.slow)])
 def test_an_interval_of_ten_values_holds_the_truth_about_95_times_in_100(draw):
     """Plain percentiles of resampled means hold it about 90 times."""
     dice = np.random.default_rng(7)

@@ -195,7 +195,10 @@ def test_an_arm_is_the_same_whichever_other_arms_run(arm, whole, tmp_path):
     assert timeless(alone) == timeless(whole.done[arm, 1.0])
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 9), (2, [2, 1] * 3), (7, [6, 3]), (9, [9])])
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1] * 9), pytest.param(2, [2, 1] * 3, marks=pytest.mark.slow), (7, [6, 3]), (9, [9])],
+)
 def test_an_arm_is_the_same_however_many_hosts_live_side_by_side(most, sizes, whole, tmp_path):
     with logged() as log:
         done = compare(configured(tmp_path, policies=["never", "random", "heuristic"]), most=most)
@@ -242,6 +245,7 @@ def rated(tmp_path_factory):
     return SimpleNamespace(comparison=comparison, done=comparison.done, log=log)
 
 
+@pytest.mark.slow
 def test_every_arm_is_tried_at_every_rate(rated):
     names = {arm for arm, _ in rated.done}
     assert {*POLICIES, *STATIC_ARMS} < names
@@ -343,6 +347,7 @@ def test_the_decisions_of_a_trained_policy_are_paid_for(checkpoint, whole, tmp_p
         assert policy.examples == row["epochs"]
 
 
+@pytest.mark.slow
 def test_a_trained_policy_does_in_its_arm_what_it_does_in_a_run_of_its_own(checkpoint, tmp_path):
     done = compare(configured(tmp_path / "compared", policies=["never", checkpoint]), most=6)
     rows, _, _ = timeless(done[checkpoint, 1.0])

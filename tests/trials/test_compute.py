@@ -48,7 +48,7 @@ def run_of(out, **changes):
 # -- esper run -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "never"])
+@pytest.mark.parametrize("policy", ["heuristic", pytest.param("never", marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_after_every_decision_comes_to_the_same_end(policy, tmp_path):
     whole, cut = (run_of(tmp_path / name, policy=policy, hosts=1) for name in ("whole", "cut"))
     results = grow(whole)
@@ -187,6 +187,7 @@ def test_the_reward_of_compute_is_the_lead_in_loss_over_a_twin_of_the_same_compu
     )
 
 
+@pytest.mark.slow
 def test_a_static_network_pays_for_one_measurement_and_is_not_refused_for_its_size(tmp_path):
     asked = {
         "task": {"name": "code_tiny", "compute": 0.1},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from cases import with_slow
 from esper.cli import compare, run
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
@@ -163,17 +164,23 @@ def changed(command, key, value):
     return before[:3], after[:3]
 
 
-OF_STAGES = [
-    pytest.param(key, marks=pytest.mark.slow) for key in TASK if key.startswith("task.lengths")
-]
+OF_STAGES = [key for key in TASK if key.startswith("task.lengths")]
 SHORT = [
     key
     for key in {**TASK, **PLACES, **OF_RUN}
     if key != "data_root" and not key.startswith("task.lengths")
 ]
+SLOW_KEYS = [
+    *OF_STAGES,
+    "task.batch",
+    "task.budget",
+    "task.epoch_examples",
+    "task.held_out",
+    "task.max_seeds",
+]
 
 
-@pytest.mark.parametrize("key", [*SHORT, *OF_STAGES])
+@pytest.mark.parametrize("key", with_slow([*SHORT, *OF_STAGES], SLOW_KEYS))
 def test_every_setting_of_a_run_has_an_effect(key):
     before, after = changed("run", key, {**TASK, **PLACES, **OF_RUN}[key])
     assert before != after
@@ -223,6 +230,7 @@ def test_stage_lengths_are_those_that_are_set(tmp_path):
         assert epoch - began["BLENDING"][place] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blends", [["sigmoid"], ["gated"]])
 def test_ways_to_blend_reach_policies_static_networks_and_the_oracle(blends):
     task = {**BASE["task"], "blends": blends, "epochs": 12}

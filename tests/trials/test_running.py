@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import with_slow
 from epoch_records import grown_epoch
 from esper.kasmina import exporting
 from esper.kasmina.hosts import build_cnn_host
@@ -94,13 +95,10 @@ def test_a_rule_does_what_it_does_as_an_arm(policy, tmp_path):
     ]
 
 
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in (*sorted({*RULES} - {"heuristic"}), "blind")
-]
+OTHERS = ("checkpoint", *sorted({*RULES} - {"heuristic"}), "blind")
 
 
-@pytest.mark.parametrize("policy", ["heuristic", "checkpoint", *OTHERS])
+@pytest.mark.parametrize("policy", with_slow(["heuristic", *OTHERS], OTHERS))
 def test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_end(policy, request, tmp_path):
     named = policy if policy in RULES else str(request.getfixturevalue(policy))
     whole, cut = (configured(tmp_path / name, policy=named) for name in ("whole", "cut"))
@@ -199,7 +197,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "notes.txt")))
 
 
-@pytest.mark.parametrize("fate", ["overwritten", "deleted"])
+@pytest.mark.parametrize("fate", [pytest.param("overwritten", marks=pytest.mark.slow), "deleted"])
 def test_a_run_goes_on_with_the_policy_that_it_was_started_with(fate, checkpoint, blind, tmp_path):
     """Training goes on and replaces or deletes its checkpoints; a run that uses one must not change
     by that.
@@ -280,6 +278,7 @@ def largest(folder):
     return max(event["params"] for event in events_of(folder, "HostEpoch"))
 
 
+@pytest.mark.slow
 def test_a_budget_limits_the_parameters(tmp_path):
     """An mlp seed adds five times the host; under a budget of two only lora fits."""
     results = grow(configured(tmp_path / "small", task__budget=2.0))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from cases import with_slow
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.storage import runfolder
@@ -134,7 +135,7 @@ ROLES = ["memory", "host-1-stream", "host-1-model", "host-0-optimizer"]
     [flip, Path.unlink, lambda path: path.write_bytes(b"torn")],
     ids=["bit", "gone", "cut"],
 )
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", with_slow(ROLES, {"memory", "host-0-optimizer"}))
 def test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used(
     role, damage, copied, straight, capsys
 ):
@@ -226,7 +227,7 @@ def breaking(epoch):
     return trained
 
 
-@pytest.mark.parametrize("epochs", [3, 4, 5])
+@pytest.mark.parametrize("epochs", with_slow([3, 4, 5], {3, 4}))
 def test_a_rollback_is_lived_through_and_resumed(tmp_path, monkeypatch, epochs):
     """Stopped before it, right after it, and later:
 

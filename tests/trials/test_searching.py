@@ -192,6 +192,7 @@ def test_validation_chooses(found, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_stopped_in_the_middle_it_goes_on_and_plays_nothing_again(found, tmp_path):
     _, done, log = found
     config = configured(tmp_path, policies=["never", ARM], seeds=2)
@@ -235,6 +236,7 @@ def test_a_published_policy_says_how_many_episodes_it_learned_from(name, episode
     assert episodes_of(POLICIES / f"{name}.safetensors") == episodes
 
 
+@pytest.mark.slow
 def test_a_trained_arm_and_its_final_network_were_given_its_episodes_and_the_oracle_what_it_tried(
     tmp_path,
 ):

@@ -123,7 +123,7 @@ def test_generating_with_a_cache_is_refused_while_a_copy_is_alive_and_right_afte
     assert harvested.config.num_hidden_layers == 3
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     def gradients(with_checkpoints):
         garden = planted(name)

@@ -100,6 +100,7 @@ def test_every_shape_is_compiled_once_for_all_hosts_copies_and_structures(plain)
     )
 
 
+@pytest.mark.slow
 def test_another_population_compiles_nothing_again():
     grown(TEXT, {}, seeds=[3], epochs=1)
     before = graphs()
@@ -204,6 +205,7 @@ def test_where_nothing_new_may_be_compiled_other_errors_are_themselves():
         raise RuntimeError("full")
 
 
+@pytest.mark.slow
 def test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled():
     class Plain(nn.Module):
         def __init__(self):
@@ -231,6 +233,7 @@ def test_slots_on_blocks_themselves_leave_their_layers_to_be_compiled():
     )
 
 
+@pytest.mark.slow
 def test_a_harvested_network_is_not_compiled():
     population = grown(TEXT, COPIES, seeds=[3], epochs=4)
     assert compiled_modules(harvest(population.runs[0].model)) == []
@@ -269,6 +272,7 @@ def test_an_unknown_way_to_compile_is_refused():
         Population(TEXT, [3], compile="sometimes")
 
 
+@pytest.mark.slow
 def test_a_reset_host_stays_compiled_and_compiles_nothing():
     population = grown(TEXT, {}, seeds=[3], epochs=1)
     before = graphs()
@@ -281,6 +285,7 @@ def test_a_reset_host_stays_compiled_and_compiles_nothing():
     assert len(compiled_modules(population.runs[0].model)) == 3 + 3  # stem, blocks, head, the copy
 
 
+@pytest.mark.slow
 def test_a_stored_host_goes_on_compiled_with_state_that_lies_like_its_weights(tmp_path):
     population = grown(
         PHOTOS, {0: [(GERMINATE, "r0c0", "conv_small", "linear")]}, seeds=[3], epochs=2
