@@ -12,7 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import esper
-from esper.kasmina import saving
+from esper.kasmina import optimizer_saving
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
 from user_models import (
@@ -266,7 +266,7 @@ def test_the_count_of_steps_is_where_the_optimizer_counts(option):
     }
     facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
     tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}
-    saving._restore_one(
+    optimizer_saving._restore_one(
         network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors
     )
     places = {key: value.device.type for key, value in optimizer.state[network.weight].items()}

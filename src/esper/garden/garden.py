@@ -33,10 +33,11 @@ from esper.kasmina.fitting import refuse_wrapped, total_budget
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
+from esper.kasmina.optimizer_saving import OptimizerSnapshot
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
 from esper.kasmina.pruning import prune
-from esper.kasmina.saving import OptimizerSnapshot, load_network, restore_network, save_network
+from esper.kasmina.saving import load_network, restore_network, save_network
 from esper.kasmina.slot import remove_slots
 from esper.leyline.errors import (
     HostError,

@@ -17,8 +17,8 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimizer_saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.leyline.errors import SaveError, SettingError, is_number
 from esper.runtime.ledger import Ledger
 from esper.storage import runfolder

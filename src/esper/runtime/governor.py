@@ -5,7 +5,7 @@ It decides nothing about growth.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,8 +26,16 @@ EXPLODED = 3.0
 PATIENCE = 3
 
 
-NEWBORN = 0.0, math.inf, 0, 0
-"""what is expected of a host whose episode begins: best accuracy and loss, bad checks, rollbacks"""
+class Expectations(NamedTuple):
+    """What a governor expects of its host; the defaults are those when an episode begins."""
+
+    best_accuracy: float = 0.0
+    best_loss: float = math.inf
+    bad_checks: int = 0
+    rollbacks: int = 0
+
+
+NEWBORN = Expectations()
 
 
 class Governor:
@@ -39,18 +47,22 @@ class Governor:
         self._good: dict[str, Any] = {}
         self.load(NEWBORN)
 
-    def state(self) -> tuple[float, float, int, int]:
+    def state(self) -> Expectations:
         """Return what is expected of the host from now on."""
         self._expect_less_of_a_smaller_network()
-        return self.best_accuracy, self.best_loss, self.bad_checks, self.rollbacks
+        return Expectations(
+            best_accuracy=self.best_accuracy,
+            best_loss=self.best_loss,
+            bad_checks=self.bad_checks,
+            rollbacks=self.rollbacks,
+        )
 
-    def load(self, state: tuple[float, float, int, int]) -> None:
+    def load(self, state: Expectations) -> None:
         """Expect what was expected then; the present, which was just restored, counts as good."""
-        best_accuracy, best_loss, bad_checks, rollbacks = state
-        self.best_accuracy = best_accuracy
-        self.best_loss = best_loss
-        self.bad_checks = bad_checks
-        self.rollbacks = rollbacks
+        self.best_accuracy = state.best_accuracy
+        self.best_loss = state.best_loss
+        self.bad_checks = state.bad_checks
+        self.rollbacks = state.rollbacks
         self._members = self._seeds()
         self._good_key: Key | None = None
         self.keep()

@@ -5,19 +5,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
+from esper.kasmina.optimizer_saving import restore_optimizer
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.saving import describe_network, rebuild_network, restore_optimizer
+from esper.kasmina.saving import describe_network, rebuild_network
 from esper.leyline.errors import SaveError
-from esper.runtime.governor import Governor
+from esper.runtime.governor import Expectations, Governor
 from esper.runtime.host import EpochReading, HostRun
 from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.storage.files import Content
+from esper.storage.store import Plain
+
+
+class PopulationDescription(NamedTuple):
+    """Plain facts of each host, and by role what the files of all hosts hold."""
+
+    facts: list[Plain]
+    contents: dict[str, Content]
 
 
 def can_be_stored(population: Population) -> bool:
@@ -28,19 +37,19 @@ def can_be_stored(population: Population) -> bool:
     return all(governor.bad_checks == 0 for governor in population.governors)
 
 
-def describe_population(population: Population) -> tuple[list[dict[str, Any]], dict[str, Content]]:
+def describe_population(population: Population) -> PopulationDescription:
     """Return facts per host and what the files hold.
 
     Hosts must be measured and not yet decided about.
     """
     assert can_be_stored(population)  # a governor's earlier good state would be lost
-    facts: list[dict[str, Any]] = []
+    facts: list[Plain] = []
     contents: dict[str, Content] = {}
-    for number, (run, governor) in enumerate(
-        zip(population.runs, population.governors, strict=True)
-    ):
+    hosts = zip(population.runs, population.governors, strict=True)
+    for number, (run, governor) in enumerate(hosts):
         host, files = describe_network(run.model)
         stream = run.plan.stream.state()
+        expected = governor.state()._asdict()
         host |= {
             "seed": run.seed,
             "epoch": run.epoch,
@@ -48,42 +57,41 @@ def describe_population(population: Population) -> tuple[list[dict[str, Any]], d
             "reading": run.reading and spell_reading(run.reading),
             "ledger": asdict(run.ledger),
             "position": stream.pop("position"),
-            "governor": [spell(value) for value in governor.state()],
+            "governor": {name: spell(value) for name, value in expected.items()},
             "scaler": run.scaler.state_dict(),
         }
         files["stream"] = partial(save_file, stream)
         facts.append(host)
         contents |= {f"host-{number}-{role}": content for role, content in files.items()}
-    return facts, contents
+    return PopulationDescription(facts, contents)
 
 
 def restore_population(
-    population: Population, facts: Sequence[dict[str, Any]], paths: Mapping[str, Path]
+    population: Population, facts: Sequence[Plain], paths: Mapping[str, Path]
 ) -> None:
     """Put fresh hosts of the same seeds back to where they were."""
     for number, run in enumerate(population.runs):
         start = f"host-{number}-"
-        own = {
+        host_paths = {
             role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)
         }
-        _restore(run, facts[number], own)
-        best_accuracy, best_loss, bad_checks, rollbacks = facts[number]["governor"]
-        population.governors[number] = Governor(run)
-        population.governors[number].load(
-            (float(best_accuracy), float(best_loss), bad_checks, rollbacks)
-        )
+        _restore(run, facts[number], host_paths)
+        governor = Governor(run)
+        governor.load(_read_expectations(facts[number]["governor"]))
+        population.governors[number] = governor
 
 
-def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> None:
-    place = paths["model"].parent
+def _restore(run: HostRun, facts: Plain, paths: Mapping[str, Path]) -> None:
+    """Put one fresh host back to where it was."""
+    folder = paths["model"].parent
     if facts["seed"] != run.seed:
         raise SaveError(
-            f"{place} holds the host of seed {facts['seed']}, not {run.seed}; use the "
+            f"{folder} holds the host of seed {facts['seed']}, not {run.seed}; use the "
             f"run's own settings."
         )
     with own_randomness(run.seed):
         host = run.task.build_host()
-    model, optimizer = rebuild_network(host.to(run.device), facts, paths, place)
+    model, optimizer = rebuild_network(host.to(run.device), facts, paths, folder)
     assert optimizer is not None
     run.take_network(model)
     restore_optimizer(run.model, run.link, optimizer)
@@ -96,9 +104,24 @@ def _restore(run: HostRun, facts: dict[str, Any], paths: Mapping[str, Path]) -> 
     run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
 
 
+def _read_expectations(saved: Plain) -> Expectations:
+    """What a governor expected; `spell` wrote an infinite loss as a word."""
+    return Expectations(
+        best_accuracy=float(saved["best_accuracy"]),
+        best_loss=float(saved["best_loss"]),
+        bad_checks=saved["bad_checks"],
+        rollbacks=saved["rollbacks"],
+    )
+
+
 def spell(value: Any) -> Any:
-    """A number that JSON has no sign for as a word: a host that was rolled back has read such."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """A value that JSON can hold: infinite numbers and NaN become words.
+
+    The readings of a host that was rolled back have such numbers.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def spell_reading(reading: EpochReading) -> dict[str, Any]:

@@ -1,0 +1,224 @@
+"""An optimiser's state on disk: plain facts, and tensors by parameter name.
+
+What is read waits as an `OptimizerSnapshot` until an optimiser of the same kind is attached.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimiser import OptimizerLink
+from esper.leyline.errors import OptimizerError
+from esper.storage.store import Plain, fitting, is_plain
+
+Tensors = Mapping[str, Tensor]
+
+# Types of an optimiser's saved facts, so that a forged save is refused when it is read.
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    "peak_rate": TypeAdapter(float),
+    "was_high": TypeAdapter(bool),
+    "steps": TypeAdapter(int),
+    "scalars": TypeAdapter(dict[str, Plain]),
+    "scheduler": TypeAdapter(Plain | None),
+    "groups": TypeAdapter(list[Plain]),
+}
+_GROUP_TYPES: dict[str, TypeAdapter[Any]] = {
+    "names": TypeAdapter(list[str]),
+    "options": TypeAdapter(Plain),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerSnapshot:
+    """The saved state of one or several optimisers, waiting for theirs to be attached."""
+
+    facts: Plain  # of the first optimiser; those of further ones are in "others"
+    tensors: Tensors  # "parameter name|key of its state" -> value
+    path: Path  # the file that errors name
+
+
+class _Kind(NamedTuple):
+    """What two optimisers must have in common for one to take the other's state."""
+
+    name: str
+    groups: int
+    slot_groups: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.name} with {self.groups} parameter groups, slots in {self.slot_groups}"
+
+
+class _Match(NamedTuple):
+    """An optimiser, and what was saved of it."""
+
+    link: OptimizerLink
+    facts: Plain
+
+
+def describe_optimizers(
+    model: MorphogeneticModel, link: OptimizerLink
+) -> tuple[Plain, dict[str, Tensor]]:
+    """Facts and tensors of all optimisers that follow a network."""
+    tensors: dict[str, Tensor] = {}
+    first, *others = [_describe_one(model, part, tensors) for part in link.all]
+    return {**first, "others": others}, tensors
+
+
+def _describe_one(
+    model: MorphogeneticModel, link: OptimizerLink, tensors: dict[str, Tensor]
+) -> Plain:
+    """Group settings, the scheduler's numbers, the highest rate so far.
+
+    Tensors of its state go into `tensors`, by parameter name.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scalars: dict[str, Plain] = {}
+    for parameter, state in link.optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None:
+            continue  # not a parameter of this network: its owner saves it
+        scalars[name] = {}
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}|{key}"] = value.detach().contiguous()
+            else:
+                scalars[name][key] = value
+    return {
+        "kind": type(link.optimizer).__name__,
+        "slots": link.slot_groups,
+        "scalars": scalars,
+        "groups": [_describe_group(group, names) for group in link.optimizer.param_groups],
+        "scheduler": _describe_scheduler(link.scheduler),
+        "peak_rate": link.peak_rate,
+        "was_high": link.was_high,
+        "steps": link.steps,
+    }
+
+
+def _describe_group(group: dict[str, Any], names: Mapping[int, str]) -> Plain:
+    """Names of a group's parameters, and its settings as plain numbers."""
+    options = {}
+    for key, value in group.items():
+        if key != "params":
+            options[key] = value.item() if hasattr(value, "item") else value
+    return {
+        "names": [names[id(parameter)] for parameter in group["params"] if id(parameter) in names],
+        "options": options,
+    }
+
+
+def _describe_scheduler(scheduler: Any) -> Plain | None:
+    """A scheduler's numbers; its functions are the user's own and are made again by their code."""
+    if scheduler is None:
+        return None
+    state = scheduler.state_dict()
+    return {key: value for key, value in state.items() if is_plain(value, exact=False)}
+
+
+def read_snapshot(facts: Plain | None, paths: Mapping[str, Path]) -> OptimizerSnapshot | None:
+    """What was saved of the optimisers; facts of other types than those saved are refused."""
+    if facts is None:
+        return None
+    for optimizer in (facts, *facts["others"]):
+        _check_types(optimizer, _TYPES)
+        for group in optimizer["groups"]:
+            _check_types(group, _GROUP_TYPES)
+    path = paths["optimizer"]
+    return OptimizerSnapshot(facts, load_file(path), path)
+
+
+def _check_types(facts: Plain, types: Mapping[str, TypeAdapter[Any]]) -> None:
+    for name, adapter in types.items():
+        adapter.validate_python(facts[name], strict=True)
+
+
+def restore_optimizer(
+    model: MorphogeneticModel, link: OptimizerLink, snapshot: OptimizerSnapshot
+) -> None:
+    """Put a snapshot into freshly attached optimisers of the same kinds."""
+    with fitting(snapshot.path):
+        for match in match_optimizers(link, snapshot):
+            _restore_one(model, match.link, match.facts, snapshot.tensors)
+
+
+def match_optimizers(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[_Match]:
+    """Every optimiser with what was saved of it; those of other kinds are refused."""
+    saved = [snapshot.facts, *snapshot.facts["others"]]
+    saved_kinds = [_Kind(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
+    kinds = [
+        _Kind(type(part.optimizer).__name__, len(part.optimizer.param_groups), part.slot_groups)
+        for part in link.all
+    ]
+    if saved_kinds != kinds:
+        raise OptimizerError(
+            f"the save belongs to {' and '.join(map(str, saved_kinds))}, got "
+            f"{' and '.join(map(str, kinds))}. Build each as before, groups in the same order."
+        )
+    return [_Match(part, facts) for part, facts in zip(link.all, saved, strict=True)]
+
+
+def _restore_one(
+    model: MorphogeneticModel, link: OptimizerLink, facts: Plain, tensors: Tensors
+) -> None:
+    """Put what was saved of one optimiser into it."""
+    optimizer = link.optimizer
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        optimizer.state.pop(parameter, None)  # what was saved before its first step has none
+    moved = _names_with_moved_steps(facts)
+    tensors_by_name = _group_by_name(tensors)
+    for name, scalars in facts["scalars"].items():
+        parameter = parameters[name]
+        state = dict(scalars)
+        for key, value in tensors_by_name.get(name, {}).items():
+            stays = key == "step" and name not in moved
+            state[key] = value.clone() if stays else value.to(parameter.device)
+        optimizer.state[parameter] = state
+    for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
+        _restore_group(group, saved, parameters)
+    if link.scheduler is not None and facts["scheduler"] is not None:
+        link.scheduler.load_state_dict({**link.scheduler.state_dict(), **facts["scheduler"]})
+    link.peak_rate = facts["peak_rate"]
+    link.was_high = facts["was_high"]
+    link.steps = facts["steps"]
+
+
+def _names_with_moved_steps(facts: Plain) -> set[str]:
+    """Parameters whose `step` torch keeps on their device: those of these kinds of optimiser."""
+    names: set[str] = set()
+    for group in facts["groups"]:
+        options = group["options"]
+        if options.get("capturable") or options.get("fused"):
+            names.update(group["names"])
+    return names
+
+
+def _group_by_name(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each parameter's state, by key."""
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for label, value in tensors.items():
+        name, _, key = label.rpartition("|")
+        by_name.setdefault(name, {})[key] = value
+    return by_name
+
+
+def _restore_group(
+    group: dict[str, Any], saved: Plain, parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Give a group the settings and parameters that it had; parameters of others stay."""
+    for key, value in saved["options"].items():
+        present = group.get(key)
+        plain = tuple(value) if isinstance(value, list) else value
+        if isinstance(present, float) and not isinstance(plain, int | float):
+            raise TypeError(f"{key} is not a number")
+        # in place: your own loop may hold the tensor too
+        group[key] = present.fill_(value) if isinstance(present, Tensor) else plain
+    known = {id(parameter) for parameter in parameters.values()}
+    foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
+    group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
