@@ -1,6 +1,6 @@
-"""Where in a module a slot would fit:
+"""Where in a module a slot would fit: found by one example forward, with hooks that observe.
 
-one example forward with observers, the model is as before. Plants nothing.
+The model is as before afterwards; nothing is planted here.
 """
 
 import re
@@ -25,9 +25,9 @@ _WRAPPERS = (
     "DataParallel",
     "OptimizedModule",
 )
-Example = (
-    Tensor | Sequence[Any] | Mapping[str, Any]
-)  # One batch: a tensor, positional or keyword arguments.
+_MODE_METHODS = frozenset({"train", "eval"})
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+"""One batch: a tensor, positional arguments or keyword arguments."""
 
 
 class Call(NamedTuple):
@@ -43,21 +43,27 @@ class Place:
     """One sub-module's output, seen as a place for a slot."""
 
     name: str
+    """the sub-module's name in the model"""
     module: str
+    """its class"""
     kind: str | None
-    shape: tuple[int, ...]  # one example's features
-    problem: str | None  # why no slot fits here; None if one does
-    like: Tensor | None = None  # an empty tensor on the device and of the type of the features
-    copy_problem: str | None = (
-        None  # why the module cannot be copied; None if it can, as far as one call shows
-    )
+    """image, sequence or vector; None if no slot fits"""
+    shape: tuple[int, ...]
+    """one example's features"""
+    problem: str | None
+    """why no slot fits here; None if one does"""
+    like: Tensor | None = None
+    """an empty tensor on the device and of the type of the features"""
+    copy_problem: str | None = None
+    """why the module cannot be copied; None if it can, as far as one call shows"""
 
     def __str__(self) -> str:
-        fit = f"{self.kind} {self.shape}" if self.problem is None else f"no slot: {self.problem}"
-        no_copy = (
-            "" if self.problem or self.copy_problem is None else f"; no copy: {self.copy_problem}"
-        )
-        return f"{self.name} ({self.module}): {fit}{no_copy}"
+        label = f"{self.name} ({self.module})"
+        if self.problem is not None:
+            return f"{label}: no slot: {self.problem}"
+        if self.copy_problem is not None:
+            return f"{label}: {self.kind} {self.shape}; no copy: {self.copy_problem}"
+        return f"{label}: {self.kind} {self.shape}"
 
 
 def call_with(model: nn.Module, example: Example) -> Any:
@@ -69,33 +75,35 @@ def call_with(model: nn.Module, example: Example) -> Any:
 
 def batch_size(example: Example) -> int:
     """Examples in a batch: the length of its first tensor; 0 if it has none."""
-    values = (
-        example.values()
-        if isinstance(example, Mapping)
-        else [example]
-        if isinstance(example, Tensor)
-        else example
-    )
-    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
+    if isinstance(example, Tensor):
+        example = [example]
+    values = example.values() if isinstance(example, Mapping) else example
+    for value in values:
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    return 0
+
+
+# -- a model as before -----------------------------------------------------------------------------
 
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, each module's own mode afterwards; several times as fast as `eval` if
-    that is plain.
+    """Evaluation mode inside, each module's own mode afterwards.
+
+    Where no module has a `train` or `eval` of its own, flags are set directly, which is several
+    times as fast as `eval`.
     """
     modes = [(module, module.training) for module in model.modules()]
-    plain, own = (nn.Module.train, nn.Module.eval, nn.Module.__setattr__, False), {"train", "eval"}
-    kinds = {
-        (k.train, k.eval, k.__setattr__, hasattr(k, "training"))
-        for k in {type(module) for module, _ in modes}
-    }
-    is_plain = kinds == {plain} and all(own.isdisjoint(vars(module)) for module, _ in modes)
+    classes = {type(module) for module, _ in modes}
+    is_plain = all(map(_has_plain_modes, classes))
+    is_plain = is_plain and all(_MODE_METHODS.isdisjoint(vars(module)) for module, _ in modes)
     try:
-        if not is_plain:
+        if is_plain:
+            for module, _ in modes:
+                vars(module)["training"] = False
+        else:
             model.eval()
-        for module, _ in modes if is_plain else ():
-            vars(module)["training"] = False
         yield
     finally:
         for module, mode in modes:
@@ -103,6 +111,16 @@ def evaluated(model: nn.Module) -> Iterator[None]:
                 vars(module)["training"] = mode
             else:
                 module.training = mode
+
+
+def _has_plain_modes(module_class: type[nn.Module]) -> bool:
+    """Whether a class switches its mode as every module does, and by nothing else."""
+    return (
+        module_class.train is nn.Module.train
+        and module_class.eval is nn.Module.eval
+        and module_class.__setattr__ is nn.Module.__setattr__
+        and not hasattr(module_class, "training")
+    )
 
 
 @contextmanager
@@ -115,27 +133,39 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Buffers are as before afterwards, though a forward may replace them, or write to all that are
-    not expanded.
+    """Buffers are as before afterwards, though a forward may replace them or write to them.
+
+    What is written to an expanded buffer stays: its entries share their memory.
     """
-    found = [
-        (m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None
-    ]
-    values = [
-        None if b.layout is torch.strided and 0 in b.stride() else b.clone() for *_, b in found
-    ]
+    buffers: list[_KeptBuffer] = []
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                is_expanded = buffer.layout is torch.strided and 0 in buffer.stride()
+                value = None if is_expanded else buffer.clone()
+                buffers.append(_KeptBuffer(module, name, buffer, value))
     try:
         yield
     finally:
         with torch.no_grad():
-            for (module, name, buffer), value in zip(found, values, strict=True):
+            for module, name, buffer, value in buffers:
                 module._buffers[name] = buffer if value is None else buffer.copy_(value)
 
 
+class _KeptBuffer(NamedTuple):
+    """A module's buffer, and what it held."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    value: Tensor | None
+
+
+# -- places for slots ------------------------------------------------------------------------------
+
+
 def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> dict[str, list[Call]]:
-    """All calls of these modules when the model runs on `example`, in the order in which they
-    end.
-    """
+    """All calls of these modules when the model runs on `example`, in the order of ending."""
     calls: dict[str, list[Call]] = {}
 
     def note(
@@ -155,164 +185,188 @@ def record_calls(model: nn.Module, example: Example, names: Iterable[str]) -> di
 def find_places(
     model: nn.Module, example: Example, kinds: Mapping[str, str] | None = None
 ) -> list[Place]:
-    """Every sub-module that runs on `example`, in the order of execution, with whether a slot fits
-    its output.
+    """Every sub-module that runs on `example`, with whether a slot fits its output.
+
+    They are in the order of execution. `kinds` says by name or pattern what features are, where
+    their shape does not.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     try:
         calls = record_calls(model, example, modules)
     except Exception as problem:
-        rule = (
-            "`example` must be what the model is called with: a tensor, a tuple of "
-            "arguments or a dict of keywords."
-        )
-        what = f"the example batch does not run through {type(model).__name__}: {problem}"
-        raise HostError(f"{what}. {rule}") from problem
+        raise HostError(
+            f"the example batch does not run through {type(model).__name__}: {problem}. `example` "
+            f"must be what the model is called with: a tensor, a tuple of arguments or a dict of "
+            f"keywords."
+        ) from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     places = []
-    for name, own in calls.items():
-        outputs, source = [output for *_, output in own], source_name(model, name)
-        said = next(
-            (kind for pattern, kind in (kinds or {}).items() if find_names(pattern, [name])), None
+    for name, module_calls in calls.items():
+        outputs = [call.output for call in module_calls]
+        fit = _judge_outputs(outputs, tokens_first, _stated_kind(name, kinds or {}))
+        output = outputs[0]
+        copy_problem = None
+        if fit.problem is None:
+            source = source_name(model, name)
+            copy_problem = refuse_copy(model, source, calls.get(source), output)
+        is_dense = isinstance(output, Tensor) and not output.is_nested
+        place = Place(
+            name=name,
+            module=type(modules[name]).__name__,
+            kind=fit.kind,
+            shape=tuple(output.shape[1:]) if is_dense else (),
+            problem=fit.problem,
+            like=output.new_empty(0) if is_dense else None,
+            copy_problem=copy_problem,
         )
-        kind, misfit = _judge(outputs, tokens_first, said)
-        reason = (
-            refuse_copy(model, source, calls.get(source), outputs[0]) if misfit is None else None
-        )
-        is_dense = isinstance(outputs[0], Tensor) and not outputs[0].is_nested
-        shape, like = (
-            (tuple(outputs[0].shape[1:]), outputs[0].new_empty(0)) if is_dense else ((), None)
-        )
-        places.append(Place(name, type(modules[name]).__name__, kind, shape, misfit, like, reason))
+        places.append(place)
     return places
+
+
+def _stated_kind(name: str, kinds: Mapping[str, str]) -> str | None:
+    """The kind that the caller gives a module by its name or a pattern; None without one."""
+    for pattern, kind in kinds.items():
+        if find_names(pattern, [name]):
+            return kind
+    return None
 
 
 def find_wrapper(model: nn.Module) -> str | None:
     """What spreads a model over devices or processes, or compiles it; None for a plain one."""
-    kinds = {
-        type(each).__name__ for each in (*model.modules(), *(p.data for p in model.parameters()))
-    }
-    return next((wrapper for wrapper in _WRAPPERS if wrapper in kinds), None)
+    classes = {type(module).__name__ for module in model.modules()}
+    classes |= {type(parameter.data).__name__ for parameter in model.parameters()}
+    for wrapper in _WRAPPERS:
+        if wrapper in classes:
+            return wrapper
+    return None
 
 
 def refuse_copy(
     model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor
 ) -> str | None:
-    """Why a module cannot be copied and run on its own output; None if nothing in it or in its
-    calls speaks against.
+    """Why a module cannot be copied and run on its own output.
+
+    None if nothing in it or in its calls speaks against that.
     """
-    args, kwargs, _ = calls[-1] if calls else ((), {}, None)
-    given = next(iter((*args, *kwargs.values())), None)
-    shape = tuple(given.shape[1:]) if isinstance(given, Tensor) else type(given).__name__
+    first: Any = None
+    if calls:
+        arguments = [*calls[-1].args, *calls[-1].kwargs.values()]
+        first = arguments[0] if arguments else None
+    shape = tuple(first.shape[1:]) if isinstance(first, Tensor) else type(first).__name__
     if shape != tuple(output.shape[1:]):
         return f"its input has shape {shape} and its output {tuple(output.shape[1:])}"
     return refuse_parts(model.get_submodule(name))
 
 
 def refuse_parts(module: nn.Module) -> str | None:
-    """Why a copy of a module would not be one of its own; None if nothing in it speaks against
-    it.
-    """
+    """Why a copy of a module would not stand alone; None if nothing in it speaks against it."""
     if not any(True for _ in module.parameters()):
         return "it has no weights to copy"
     for part in module.modules():
         if "forward" in vars(part):
-            return f"somebody replaced the forward of a {type(part).__name__} in it"
+            return f"the forward of a {type(part).__name__} in it was replaced"
         if "quantized" in type(part).__module__.split("."):
             return f"it holds a quantised {type(part).__name__}"
-    for own, tensor in module.named_parameters():
-        if (
-            type(tensor) is not nn.Parameter
-            or type(tensor.data) is not Tensor
-            or not tensor.is_floating_point()
-        ):
-            return (
-                f"its {own} is a {type(tensor.data).__name__} of {tensor.dtype}: "
-                f"quantised or sharded"
-            )
+    for name, parameter in module.named_parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+        if not is_plain or not parameter.is_floating_point():
+            kind = type(parameter.data).__name__
+            return f"its {name} is a {kind} of {parameter.dtype}: quantised or sharded"
     return None
 
 
-def _judge(
-    outputs: list[Any], tokens_first: bool, said: str | None
-) -> tuple[str | None, str | None]:
-    """The kind of features that a module gives out, and why no slot fits them; one of the two is
-    None.
-    """
+class _Fit(NamedTuple):
+    """Whether a slot fits a module's output; one of the two is None."""
+
+    kind: str | None
+    problem: str | None
+
+
+def _judge_outputs(outputs: list[Any], tokens_first: bool, stated: str | None) -> _Fit:
+    """The kind of features that a module gives out, or why no slot fits them."""
+    problem = _refuse_outputs(outputs)
+    if problem is not None:
+        return _Fit(None, problem)
+    if stated is not None and stated not in KINDS.values():
+        raise UnknownNameError("kind of slot", stated, KINDS.values())
+    rank = outputs[0].dim()
+    natural = KINDS.get(rank)
+    if natural is None:
+        return _Fit(None, f"its output has {rank} dimensions, and slots take 2, 3 or 4")
+    if stated not in (None, natural, "vector"):
+        problem = f"it is said to be {stated}, but its output is {natural}: {rank} dimensions"
+        return _Fit(None, problem)
+    if stated is None and natural == "sequence" and tokens_first:
+        # tokens may come before the batch here, so only seeds that work token by token are safe
+        return _Fit("vector", None)
+    return _Fit(stated or natural, None)
+
+
+def _refuse_outputs(outputs: list[Any]) -> str | None:
+    """Why no slot fits what a module gives out, whatever its shape; None if one may."""
     output = outputs[0]
     if not isinstance(output, Tensor):
-        return None, f"its output is a {type(output).__name__}, and a slot needs one tensor"
+        return f"its output is a {type(output).__name__}, and a slot needs one tensor"
     if output.is_nested:
         return (
-            None,
             "its output is a nested tensor; build nn.TransformerEncoder with "
-            "enable_nested_tensor=False",
+            "enable_nested_tensor=False"
         )
     if len(outputs) > 1:
-        return (
-            None,
-            f"it is called {len(outputs)} times per forward, and a slot belongs to one place",
-        )
+        return f"it is called {len(outputs)} times per forward, and a slot belongs to one place"
     if not output.is_floating_point():
-        return None, f"its output is {output.dtype}, and seeds work on floating point features"
-    if said is not None and said not in KINDS.values():
-        raise UnknownNameError("kind of slot", said, KINDS.values())
-    if (natural := KINDS.get(output.dim())) is None:
-        return None, f"its output has {output.dim()} dimensions, and slots take 2, 3 or 4"
-    if said not in (None, natural, "vector"):
-        return (
-            None,
-            f"it is said to be {said}, but its output is {natural}: {output.dim()} dimensions",
-        )
-    if said is None and natural == "sequence" and tokens_first:
-        # tokens may come before the batch here, so only seeds that work token by token are safe
-        said = "vector"
-    return said or natural, None
+        return f"its output is {output.dtype}, and seeds work on floating point features"
+    return None
 
 
 def find_names(pattern: str, names: Iterable[str]) -> set[str]:
-    """The module names meant by a pattern:
+    """The module names meant by a pattern.
 
-    a name, or a shell pattern part by part ('h.*.mlp'), or else a regex.
+    It is a name, or a shell pattern part by part ('h.*.mlp'), or else a regular expression.
     """
     names = set(names)
     if pattern in names:
         return {pattern}
-    parts = pattern.split(".")
-    found = {
-        name
-        for name in names
-        if len(own := name.split(".")) == len(parts) and all(map(fnmatchcase, own, parts))
-    }
-    if found:
-        return found
+    matching = {name for name in names if _matches_parts(name, pattern)}
+    if matching:
+        return matching
     try:
         return {name for name in names if re.fullmatch(pattern, name)}
     except re.error:
         return set()
 
 
+def _matches_parts(name: str, pattern: str) -> bool:
+    """Whether a shell pattern matches a name part by part, so that * does not cross a dot."""
+    name_parts = name.split(".")
+    pattern_parts = pattern.split(".")
+    if len(name_parts) != len(pattern_parts):
+        return False
+    return all(map(fnmatchcase, name_parts, pattern_parts))
+
+
 def choose_places(
     model: nn.Module, places: Sequence[Place], patterns: Sequence[str]
 ) -> list[Place]:
-    """The places that the patterns name, in the order of execution; a pattern without a fitting
-    place is refused.
+    """The places that the patterns name, in the order of execution.
+
+    A pattern without a fitting place is refused.
     """
     names = {name for name, _ in model.named_modules() if name}
     problems: dict[str, str | None] = dict.fromkeys(names, "it does not run on the example batch")
     problems |= {place.name: place.problem for place in places}
     chosen: set[str] = set()
     for pattern in patterns:
-        if not (meant := find_names(pattern, names)):
-            raise UnknownNameError(
-                "module or pattern", pattern, names, "See esper.inspect(model, example)."
-            )
-        if not (fitting := {name for name in meant if problems[name] is None}):
+        meant = find_names(pattern, names)
+        if not meant:
+            advice = "See esper.inspect(model, example)."
+            raise UnknownNameError("module or pattern", pattern, names, advice)
+        fitting = {name for name in meant if problems[name] is None}
+        if not fitting:
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))
-            rule = (
-                "Name a module whose output is one floating point tensor; "
-                "esper.inspect(model, example) lists them."
+            raise HostError(
+                f"no slot fits {pattern!r}: {misfits}. Name a module whose output is one floating "
+                f"point tensor; esper.inspect(model, example) lists them."
             )
-            raise HostError(f"no slot fits {pattern!r}: {misfits}. {rule}")
         chosen |= fitting
     return [place for place in places if place.name in chosen]
