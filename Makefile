@@ -19,7 +19,7 @@ slow: .venv/slow.ready
 	$(BIN)/python -m pytest -n 2 -m slow
 
 faults: .venv/dev.ready
-	PYTHONPATH=tests $(BIN)/python -m faults.campaign --page $(FAULTS)
+	PYTHONPATH=tests $(BIN)/python -m tools.faults --page $(FAULTS)
 
 lint: .venv/dev.ready
 	$(BIN)/ruff check .

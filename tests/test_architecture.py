@@ -11,7 +11,8 @@ import esper
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-FILES = SOURCES + sorted(TESTS.rglob("*.py"))
+TOOLS = TESTS.parent / "tools"
+FILES = SOURCES + sorted(TESTS.rglob("*.py")) + sorted(TOOLS.rglob("*.py"))
 PACKAGES = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
 MOST_LINES_PER_FILE = 500
 MOST_LINES_PER_FUNCTION = 60
@@ -52,8 +53,10 @@ WORDS_NOT_IN_NAMES = {
 
 
 def label(path):
-    root = PACKAGE.parent if path.is_relative_to(PACKAGE) else TESTS
-    return str(path.relative_to(root))
+    for root in (PACKAGE.parent, TESTS, TOOLS.parent):
+        if path.is_relative_to(root):
+            return str(path.relative_to(root))
+    raise ValueError(path)
 
 
 def defined_names(path):

@@ -1,4 +1,1 @@
-"""Power cuts, damage, hostile folders and failing disks:
-
-the pieces, and the sample of them that `make test` runs.
-"""
+"""Power cuts, damage, hostile folders and failing disks: the pieces, and the sample of them that `make test` runs."""

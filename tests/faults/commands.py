@@ -42,10 +42,7 @@ def no_waiting():
 
 
 def run(place, arguments, seconds=60, prepare=no_waiting):
-    """CLEAR or DONE, and what was said; anything else is bad.
-
-    `prepare` is called in the process first.
-    """
+    """CLEAR or DONE, and what was said; anything else is bad. `prepare` is called in the process first."""
     process = Forked(place, [str(argument) for argument in arguments], prepare)
     ends = time.monotonic() + seconds
     while not (done := os.waitpid(process.pid, os.WNOHANG))[0]:

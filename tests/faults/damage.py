@@ -1,7 +1,4 @@
-"""What can become of a file or a folder, by accident or on purpose.
-
-Each function takes paths and changes the disk.
-"""
+"""What can become of a file or a folder, by accident or on purpose. Each function takes paths and changes the disk."""
 
 import json
 import os

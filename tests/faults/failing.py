@@ -9,9 +9,7 @@ CALLS = ("open", "fsync", "replace", "unlink", "mkdir", "rmdir", "fchmod")
 
 @contextmanager
 def failing(nth, calls=CALLS, number=errno.ENOSPC, forever=False):
-    """The `nth` of these calls (from 1) fails, or all from it on; gives a list that has an entry
-    for each failure.
-    """
+    """The `nth` of these calls (from 1) fails, or all from it on; gives a list that has an entry for each failure."""
     real = {name: getattr(os, name) for name in calls}
     count, failures = 0, []
 
@@ -36,9 +34,7 @@ def failing(nth, calls=CALLS, number=errno.ENOSPC, forever=False):
 
 
 def every_failure(act, **options):
-    """Let the first call that `act` makes fail, then the second, until none does; yields call and
-    exception.
-    """
+    """Let the first call that `act` makes fail, then the second, until none does; yields call and exception."""
     nth = 0
     while True:
         nth += 1

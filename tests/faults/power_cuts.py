@@ -1,9 +1,7 @@
-"""What a power cut may leave of a folder: a recorder of everything that is asked of the disk, and
-the legal folders.
+"""What a power cut may leave of a folder: a recorder of everything that is asked of the disk, and the legal folders.
 
-The disk is as unkind as POSIX allows. Content that was not fsynced may be old, empty, half there or
-whole. A name that was made, moved or deleted may or may not be so until its folder is fsynced, each
-on its own and in any order.
+The disk is as unkind as POSIX allows. Content that was not fsynced may be old, empty, half there or whole. A name that
+was made, moved or deleted may or may not be so until its folder is fsynced, each on its own and in any order.
 """
 
 import os
@@ -27,8 +25,7 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Records what happens below `root` from `recording()` on; `moments` are all that a power cut
-    can come between.
+    """Records what happens below `root` from `recording()` on; `moments` are all that a power cut can come between.
 
     Args:
         manifest: name of the file whose rename ends a save; only to tell the kinds of fsync apart.
@@ -68,9 +65,7 @@ class Disk:
                 setattr(os, name, function)
 
     def begin_save(self, kill_at=None):
-        """Another save begins; it is killed before its `kill_at`-th call, or before its first fsync
-        of that kind.
-        """
+        """Another save begins; it is killed before its `kill_at`-th call, or before its first fsync of that kind."""
         self.save, self._calls, self.kill_at, self._renamed, self._last = (
             self.save + 1,
             0,
@@ -201,10 +196,7 @@ class Disk:
                 self._change(new, {new: node})
 
     def _move_folder(self, source, target, old, new):
-        """With all that is in it, of which the names must be durable:
-
-        else it could be empty under the new name.
-        """
+        """With all that is in it, of which the names must be durable: else it could be empty under the new name."""
         assert not [folder for folder, _ in self._pending if folder == old], (
             f"{old} is moved too early"
         )
@@ -249,10 +241,7 @@ class Disk:
 
 
 def legal_folders(state, most=MOST, seed=0):
-    """Every folder that a power cut may leave at a moment, as {name:
-
-    content, None for a folder}.
-    """
+    """Every folder that a power cut may leave at a moment, as {name: content, None for a folder}."""
     named, pending, synced, content = state
     draw = random.Random(seed)
     subsets = _choices([(True, False)] * len(pending), most, draw)
@@ -330,9 +319,7 @@ def quick_folder():
 
 
 def record(root, subject, saves, kills=(), without=None):
-    """Play saves one after another; the disk, and which numbers are allowed at each number of
-    `Disk.save`.
-    """
+    """Play saves one after another; the disk, and which numbers are allowed at each number of `Disk.save`."""
     disk = Disk(root, without=without)
     allowed, known = {0: {NOTHING}}, {NOTHING}
     with disk.recording():
@@ -356,9 +343,7 @@ def record(root, subject, saves, kills=(), without=None):
 
 
 def check(subject, disk, allowed, place, following=None, most=4096):
-    """Load every legal folder of every moment, then save once more into it; how many folders there
-    were.
-    """
+    """Load every legal folder of every moment, then save once more into it; how many folders there were."""
     seen = set()
     for moment, (save, state) in enumerate(disk.moments):
         for files in legal_folders(state, most, moment):

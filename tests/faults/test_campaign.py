@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from faults.campaign import table
-from faults.campaign.driver import CLEAR, SAME, Group, Over, Skipped, brief, play
-from faults.campaign.soak import require_flat
 from faults.commands import Bad
+from tools.faults import table
+from tools.faults.driver import CLEAR, SAME, Group, Over, Skipped, brief, play
+from tools.faults.soak import require_flat
 
 
 def of_number(*outcomes):

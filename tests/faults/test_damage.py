@@ -1,6 +1,4 @@
-"""What is read back is what was written, for this seed and these settings; else it is said, or made
-again the same.
-"""
+"""What is read back is what was written, for this seed and these settings; else it is said, or made again the same."""
 
 import json
 import random
@@ -125,10 +123,7 @@ def test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one(
 
 
 def test_values_of_another_type_in_a_run_s_epochs_are_one_error(tmp_path):
-    """Whatever is changed:
-
-    a save that is refused, or one that can be used; never another exception.
-    """
+    """Whatever is changed: a save that is refused, or one that can be used; never another exception."""
     config = grown_runs.configured(tmp_path / "run", hosts=1, task__epochs=4)
     grown_runs.stopped(config, 2)
     manifest = config.out / runfolder.MANIFEST

@@ -54,10 +54,7 @@ def test_of_an_export_that_was_cut_off_while_it_replaced_another_nothing_is_made
 
 @dataclass
 class Finished:
-    """The end of `esper run`, as far as it is written:
-
-    the network, then the results that name it.
-    """
+    """The end of `esper run`, as far as it is written: the network, then the results that name it."""
 
     model: object
 

@@ -1,7 +1,4 @@
-"""Somebody else's run folder:
-
-nothing in it leads out of it, nothing in it makes a command wait for ever.
-"""
+"""Somebody else's run folder: nothing in it leads out of it, nothing in it makes a command wait for ever."""
 
 import stat
 

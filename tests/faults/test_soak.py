@@ -2,8 +2,8 @@
 
 import pytest
 
-from faults.campaign import soak
-from faults.campaign.driver import WORKS
+from tools.faults import soak
+from tools.faults.driver import WORKS
 
 
 @pytest.mark.parametrize("play", [soak.rounds, soak.saves], ids=["rounds", "saves"])

@@ -1,18 +1,16 @@
-"""kill -9 at random times and around file operations; what is left is resumed to the end, to the
-bit.
-"""
+"""kill -9 at random times and around file operations; what is left is resumed to the same end, bit for bit."""
 
 import os
 import signal
 import time
 from collections import Counter
 
-from faults.campaign import world
-from faults.campaign.driver import SAME, Group
-from faults.campaign.power import garden_subject
 from faults.commands import Bad, no_waiting, run
 from faults.power_cuts import NOTHING
 from simic.tiny_runs import Forked, Ticks, kill_self
+from tools.faults import world
+from tools.faults.driver import SAME, Group
+from tools.faults.power import garden_subject
 from trials import grown_runs
 
 KILLED = -signal.SIGKILL
@@ -30,9 +28,7 @@ def install(kind, ticks):
 
 
 def _killed(kind, place, arguments, draw):
-    """Start the command and kill it, at a counted moment or at a time; whether it was alive until
-    then.
-    """
+    """Start the command and kill it, at a counted moment or at a time; whether it was alive until then."""
     if draw.random() < 0.6:
         moment = draw.randint(1, MOST_MOMENTS[kind])
         ticks = Ticks(moment, kill_self)
@@ -71,9 +67,7 @@ def killed_command(kind):
 
 
 def killed_garden(draw, number, place):
-    """A process that saves a garden again and again dies; the folder has its last save or the one
-    that was begun.
-    """
+    """A process that saves a garden again and again dies; the folder has its last save or the one that was begun."""
     subject, folder, told = garden_subject(), place / "garden", place / "told"
     moment = draw.randint(1, 4 * MOST_MOMENTS["garden"])
     process = os.fork()

@@ -10,7 +10,7 @@ import torch
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m faults.campaign", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
     parser.add_argument(
         "--scale", type=float, default=1.0, help="part of the whole campaign, such as 0.05"
     )
@@ -29,7 +29,7 @@ def main():
     asked = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["FAULTS_SCALE"] = str(asked.scale)  # for cases whose length follows it
-    from faults.campaign import driver, parts, table, world
+    from tools.faults import driver, parts, table, world
 
     began = time.monotonic()
     groups = parts.GROUPS

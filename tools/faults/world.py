@@ -1,7 +1,4 @@
-"""What all parts start from:
-
-finished folders of every command, and what may be said of a folder afterwards.
-"""
+"""What all parts start from: finished folders of every command, and what may be said of a folder afterwards."""
 
 import contextlib
 import hashlib
@@ -21,10 +18,10 @@ from esper.storage import runfolder
 from esper.tamiyo.policy_files import read as read_policy
 from esper.telemetry import sink
 from faults import commands
-from faults.campaign.driver import CLEAR, SAID, SAME
 from faults.commands import DONE, Bad
 from simic.tiny_runs import command as ppo_command
 from simic.tiny_runs import events_of, manifest_of
+from tools.faults.driver import CLEAR, SAID, SAME
 from trials.grown_runs import networks_of
 
 KINDS = ("ppo", "run", "compare")
@@ -82,10 +79,7 @@ def policy():
 
 
 def prepare():
-    """Make everything that is forked off later.
-
-    Segments are so short that every run has several.
-    """
+    """Make everything that is forked off later. Segments are so short that every run has several."""
     sink.SEGMENT = SEGMENT
     for kind in KINDS:
         for seed in (0, 7):
@@ -106,9 +100,7 @@ def copied(kind, target, seed=0):
 
 
 def result_of(kind, folder):
-    """What a folder says in the end, without the wall clock and without events, on which no result
-    depends.
-    """
+    """What a folder says in the end, without the wall clock and without events, on which no result depends."""
     if kind == "ppo":
         newest = manifest_of(folder)["checkpoints"][-1]
         tensors, plain = read_policy(Path(folder) / runfolder.CHECKPOINTS / newest["file"])
@@ -177,9 +169,6 @@ def _difference(found, expected, where=""):
 
 
 def same_events(kind, folder, seed=0):
-    """Events too are those of the run that nobody disturbed.
-
-    Where segments end depends on the digits of seconds.
-    """
+    """Events too are those of the run that nobody disturbed. Where segments end depends on the digits of seconds."""
     if kind != "compare" and events_of(folder) != events_of(finished(kind, seed)):
         raise Bad("events are not those of the run that nobody disturbed")

@@ -1,6 +1,6 @@
 """All parts of the campaign, in the order of the table."""
 
-from faults.campaign import browsing, cuts, damages, disks, kills, pages, power, settings, soak
+from tools.faults import browsing, cuts, damages, disks, kills, pages, power, settings, soak
 
 GROUPS = [
     *power.GROUPS,

@@ -1,6 +1,4 @@
-"""The page under load, with clients that do not keep to the rules, over folders that are damaged or
-hostile.
-"""
+"""The page under load, with clients that do not keep to the rules, over folders that are damaged or hostile."""
 
 import json
 import os
@@ -15,25 +13,20 @@ from pathlib import Path
 
 from dashboard.web_runs import grow_run, ppo_run
 from esper.dashboard import server
-from faults.campaign.damages import CONTENT, Scene
-from faults.campaign.driver import CLEAR, WORKS, Group
 from faults.commands import Bad
 from simic.tiny_runs import Forked
+from tools.faults.damages import CONTENT, Scene
+from tools.faults.driver import CLEAR, WORKS, Group
 
 SECRET = "nobody-may-read-this"
 ANSWERED_IN = 10.0
-"""seconds in which an orderly request is answered, whatever others do; a tenth of it on a machine
-that is idle
-"""
+"""seconds in which an orderly request is answered, whatever others do; a tenth of it on a machine that is idle"""
 TOKEN = "a-token-of-more-than-16-letters"
 
 
 @contextmanager
 def served(folder, place, patience=1.0, *more):
-    """`esper serve` in a process of its own; its port.
-
-    Whatever it says on standard error fails the case.
-    """
+    """`esper serve` in a process of its own; its port. Whatever it says on standard error fails the case."""
 
     def prepare():
         server.PATIENCE = patience
@@ -255,9 +248,7 @@ def tokens(draw, number, place):
 
 
 def load(draw, number, place):
-    """So many at once, over so many runs; every answer comes, and memory does not follow the number
-    of looks.
-    """
+    """So many at once, over so many runs; every answer comes, and memory does not follow the number of looks."""
     paths = (
         "/api/runs",
         "/api/runs/run-007/episode?host=1",
@@ -307,10 +298,7 @@ def _memory(process):
 
 
 def slow_clients(draw, number, place):
-    """Half a request, no request, one byte at a time, nobody who takes the answer:
-
-    all are ended, others are served.
-    """
+    """Half a request, no request, one byte at a time, nobody who takes the answer: all are ended, others are served."""
     found = Counter()
     whole = b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with served(many_runs(place, 20), place) as (port, process):

@@ -1,7 +1,4 @@
-"""Hostile content in a real browser:
-
-no script of a stranger runs, nobody else is asked, nothing breaks.
-"""
+"""Hostile content in a real browser: no script of a stranger runs, nobody else is asked, nothing breaks."""
 
 import shutil
 from collections import Counter
@@ -9,9 +6,9 @@ from urllib.parse import quote
 
 from dashboard.web_runs import append, grow_run, seed_events
 from esper.dashboard.report import write_report
-from faults.campaign.driver import WORKS, Group, Skipped
-from faults.campaign.pages import served
 from faults.commands import Bad
+from tools.faults.driver import WORKS, Group, Skipped
+from tools.faults.pages import served
 
 BAD_TEXTS = (
     "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>",

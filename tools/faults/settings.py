@@ -1,8 +1,6 @@
-"""Settings that nobody can mean, by option, by --set, by file: one line and exit code 2, or a run
-that works.
+"""Settings that nobody can mean, by option, by --set, by file: one line and exit code 2, or a run that works.
 
-A setting within its bounds may ask for a run of days: what has begun, in little memory, works, and
-is ended.
+A setting within its bounds may ask for a run of days: what has begun, in little memory, works, and is ended.
 """
 
 import json
@@ -14,10 +12,10 @@ import time
 from esper.leyline.configuration import leaves
 from esper.simic.config import TrainingConfig
 from esper.trials.config import CompareConfig, RunConfig
-from faults.campaign import world
-from faults.campaign.driver import CLEAR, WORKS, Group
 from faults.commands import Bad, no_waiting
 from simic.tiny_runs import Forked
+from tools.faults import world
+from tools.faults.driver import CLEAR, WORKS, Group
 
 MODELS = {"ppo": TrainingConfig, "run": RunConfig, "compare": CompareConfig}
 BEGINNING = 4.0

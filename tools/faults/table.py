@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from faults.campaign.driver import VERDICTS
+from tools.faults.driver import VERDICTS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE, RESULTS = ROOT / "docs" / "reliability.md", ROOT / "benchmarks" / "results" / "faults.json"
 BEGIN, END = "<!-- counted by make faults -->\n", "<!-- end of the counts -->\n"
 PARTS = {
@@ -36,10 +36,7 @@ def counted(told, seed, scale, seconds):
 
 
 def too_few(found):
-    """Parts of a whole campaign that have fewer verdicts than are promised:
-
-    their names and numbers.
-    """
+    """Parts of a whole campaign that have fewer verdicts than are promised: their names and numbers."""
     if found["scale"] < 1:
         return {}
     counts = {}
@@ -92,7 +89,7 @@ def text(found):
     for group in found["groups"].values():
         for case, reason in group["bad"]:
             lines.append(
-                f"FAILED {reason}\n  again: python -m faults.campaign --seed "
+                f"FAILED {reason}\n  again: python -m tools.faults --seed "
                 f'{found["seed"]} --case "{case}"'
             )
     lines += [f"TOO FEW: {count} of {PARTS[part][0]}" for part, count in too_few(found).items()]

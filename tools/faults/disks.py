@@ -1,8 +1,6 @@
-"""Disks that fail: the Nth call, the Nth and all that follow, files that may not grow, a file
-system that is full.
+"""Disks that fail: the Nth call, the Nth and all that follow, files that may not grow, a file system that is full.
 
-Each is tried for every N until nothing fails. A clear error leaves a folder that is resumed to the
-same end.
+Each is tried for every N until nothing fails. A clear error leaves a folder that is resumed to the same end.
 """
 
 import builtins
@@ -17,12 +15,12 @@ import esper
 from esper.dashboard.report import write_report
 from esper.kasmina.exporting import export_network
 from esper.leyline.errors import SaveError
-from faults.campaign import kills, world
-from faults.campaign.driver import CLEAR, SAME, Group, Over, Skipped
-from faults.campaign.power import Export, garden_subject
 from faults.commands import DONE, Bad, no_waiting, run
 from faults.damage import tree
 from simic.tiny_runs import Ticks
+from tools.faults import kills, world
+from tools.faults.driver import CLEAR, SAME, Group, Over, Skipped
+from tools.faults.power import Export, garden_subject
 from user_models import CNN, script
 
 CALLS = (
@@ -41,9 +39,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE)
 
 
 class Failing:
-    """From `install` on the Nth call of this process fails, or all from it on; `failures` are
-    told.
-    """
+    """From `install` on the Nth call of this process fails, or all from it on; `failures` are told."""
 
     def __init__(self, place, nth, number, forever=False):
         self.place, self.nth, self.number, self.forever = str(place), nth, number, forever
@@ -120,10 +116,7 @@ def failing_command(kind, forever, stride=1):
 
 
 def full_memory(kind, stride):
-    """The Nth thing that is done finds no memory:
-
-    one line, and a folder that is resumed to the same end.
-    """
+    """The Nth thing that is done finds no memory: one line, and a folder that is resumed to the same end."""
 
     def play(draw, number, place):
         out = place / "run"
@@ -195,9 +188,7 @@ def _mount(*arguments):
 
 
 def failing_call(make):
-    """`make(place)` gives what to do, and what tells whether the folder is as before or as
-    wanted.
-    """
+    """`make(place)` gives what to do, and what tells whether the folder is as before or as wanted."""
 
     def play(draw, number, place):
         act, is_sound = make(place)

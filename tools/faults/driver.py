@@ -1,8 +1,7 @@
 """Plays cases in forked workers and counts their verdicts. What a case does is told by the parts.
 
-A case is named part/group/number, and draws what it does from that name and the campaign's random
-seed, so that each can be played again alone. A worker that dies or hangs is a case that failed;
-another worker takes its place.
+A case is named part/group/number, and draws what it does from that name and the campaign's random seed, so that each
+can be played again alone. A worker that dies or hangs is a case that failed; another worker takes its place.
 """
 
 import json
@@ -33,10 +32,7 @@ class Skipped(Exception):  # noqa: N818  # no error
 
 
 class Hang(BaseException):
-    """A case takes longer than it may.
-
-    Nothing that a case calls takes this for an error of its own.
-    """
+    """A case takes longer than it may. Nothing that a case calls takes this for an error of its own."""
 
 
 class Over(Exception):  # noqa: N818  # no error
@@ -47,10 +43,11 @@ class Over(Exception):  # noqa: N818  # no error
 class Group:
     """Cases of one kind.
 
-    Args: play: takes a random generator, the case's number and an empty folder; gives a verdict, or
-        how many of each. count: cases in a whole campaign; for a sweep the most that there may be.
-        sweep: numbers are tried one after another until `Over`; a part of a campaign tries every
-        so-manieth. seconds: that a case may take.
+    Args:
+        play: takes a random generator, the case's number and an empty folder; gives a verdict, or how many of each.
+        count: cases in a whole campaign; for a sweep the most that there may be.
+        sweep: numbers are tried one after another until `Over`; a part of a campaign tries every so-manieth.
+        seconds: that a case may take.
     """
 
     part: str
@@ -125,9 +122,7 @@ class Workers:
         self.cases, self.seed, self.place, self.told, self.say = cases, seed, place, told, say
         self.count, self.started = count, 0
         self.running = {}
-        """process -> (file of what it tells, how much of it is known, the case it is at and since
-        when)
-        """
+        """process -> (file of what it tells, how much of it is known, the case it is at and since when)"""
 
     def run(self):
         ends = _filled([index for index, _ in enumerate(self.cases)])
@@ -262,9 +257,7 @@ def _one(group, number, seed, place):
 
 
 def brief(text):
-    """Of a traceback inside a text the last place in the package and what was raised; of anything
-    long both ends.
-    """
+    """Of a traceback inside a text the last place in the package and what was raised; of anything long both ends."""
     if frames := re.findall(r'File "[^"]*src/(esper/[^"]*)", line (\d+), in (\w+)', text):
         text = (
             f"{text[:200].splitlines()[0]} ... {':'.join(frames[-1])}: "

@@ -1,7 +1,4 @@
-"""Power cuts:
-
-every folder that POSIX allows to be left of every writer, and real ext4 images cut at a moment.
-"""
+"""Power cuts: every folder that POSIX allows to be left of every writer, and real ext4 images cut at a moment."""
 
 import os
 import re
@@ -17,10 +14,10 @@ from esper.kasmina.exporting import SOURCE, WEIGHTS, export_network
 from esper.storage.files import digest
 from esper.storage.store import NewFile, Store
 from faults import test_exports
-from faults.campaign import world
-from faults.campaign.driver import SAME, Group
 from faults.power_cuts import NOTHING, Violation, check, quick_folder, record
 from test_power_cuts import Arm, Config, Epochs, Garden, Learner, Listed, Twin, only
+from tools.faults import world
+from tools.faults.driver import SAME, Group
 from user_models import PLANT_FIRST, grow_cnn, walk_to
 
 
@@ -88,10 +85,7 @@ class Report(Listed):
 
 
 class Export:
-    """`garden.export` into a folder that holds an older export:
-
-    the old network, the new one, or a refusal.
-    """
+    """`garden.export` into a folder that holds an older export: the old network, the new one, or a refusal."""
 
     def __init__(self):
         self.model = walk_to(grow_cnn({0: PLANT_FIRST}, scale=1.0), "FOSSILIZED").model
@@ -133,10 +127,7 @@ class ExportRun(test_exports.Copied):
 
 
 def states(make, saves, most, following=True, kills=60, refused=False):
-    """A case:
-
-    two or three saves, the one in the middle killed at a call (none in the first case).
-    """
+    """A case: two or three saves, the one in the middle killed at a call (none in the first case)."""
 
     def play(draw, number, place):
         subject, kill = (

@@ -1,7 +1,4 @@
-"""A thousand rounds in one process, a thousand saves:
-
-memory, descriptors and files stay as they are.
-"""
+"""A thousand rounds in one process, a thousand saves: memory, descriptors and files stay as they are."""
 
 import json
 import os
@@ -10,16 +7,14 @@ from collections import Counter
 
 from esper.simic.training import train_ppo
 from esper.telemetry import sink
-from faults.campaign.driver import WORKS, Group
-from faults.campaign.power import garden_subject
 from faults.commands import Bad, no_waiting
 from simic.tiny_runs import tiny
+from tools.faults.driver import WORKS, Group
+from tools.faults.power import garden_subject
 
 ROUNDS = 1000
 GROWTH = 0.02
-"""of the memory that the process has after a fifth of the rounds; what grows by less is an
-allocator's noise
-"""
+"""of the memory that the process has after a fifth of the rounds; what grows by less is an allocator's noise"""
 
 
 def facts():

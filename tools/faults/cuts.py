@@ -1,8 +1,6 @@
-"""Real power cuts: an ext4 file system in a file, copied at a moment while somebody writes to it,
-and mounted again.
+"""Real power cuts: an ext4 file system in a file, copied at a moment while somebody writes to it, and mounted again.
 
-What the kernel has not sent to its disk by then is not in the copy. The writer stands still while
-the file is copied.
+What the kernel has not sent to its disk by then is not in the copy. The writer stands still while the file is copied.
 """
 
 import filecmp
@@ -15,13 +13,13 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-from faults.campaign import world
-from faults.campaign.driver import SAME, Group, Skipped
-from faults.campaign.power import garden_subject
 from faults.commands import DONE, Bad, run
 from faults.damage import tree
 from faults.power_cuts import NOTHING
 from simic.tiny_runs import Forked
+from tools.faults import world
+from tools.faults.driver import SAME, Group, Skipped
+from tools.faults.power import garden_subject
 
 MEGABYTES = 16
 

@@ -1,8 +1,6 @@
-"""Damage of files and folders, by accident and on purpose: never another result without a word,
-never a write outside.
+"""Damage of files and folders, by accident and on purpose: never another result without a word, never a write outside.
 
-What each case damages is drawn: which files, how, whether results have to be made again from what
-is damaged.
+What each case damages is drawn: which files, how, whether results have to be made again from what is damaged.
 """
 
 import json
@@ -16,9 +14,6 @@ import esper
 from esper.leyline.errors import EsperError
 from esper.simic.ppo.agent import PPOAgent
 from esper.storage.files import MOST_BYTES
-from faults.campaign import world
-from faults.campaign.driver import CLEAR, SAME, WORKS, Group
-from faults.campaign.power import garden_subject
 from faults.commands import Bad, run
 from faults.damage import (
     WRONG,
@@ -32,6 +27,9 @@ from faults.damage import (
     swap,
     tree,
 )
+from tools.faults import world
+from tools.faults.driver import CLEAR, SAME, WORKS, Group
+from tools.faults.power import garden_subject
 from user_models import CNN, script
 
 # -- of a file's content ---------------------------------------------------------------------------
@@ -118,11 +116,9 @@ def another_file(draw, path, scene):
 
 
 def symbolic_link(draw, path, scene):
-    """To something outside that must stay as it is, to the run, to itself; a folder mostly to its
-    like in another run.
+    """To something outside that must stay as it is, to the run, to itself; a folder mostly to its like in another run.
 
-    All that could be written to is in the scene: a fault that follows links is seen, and does no
-    harm.
+    All that could be written to is in the scene: a fault that follows links is seen, and does no harm.
     """
     like, source = (
         root / path.relative_to(scene.folder) for root in (scene.outside / "another", scene.foreign)
@@ -281,10 +277,7 @@ def resumed(kind):
 
 
 def forged(kind):
-    """Values of another type under a checksum that is right:
-
-    any result, but no traceback, no hang, nothing outside.
-    """
+    """Values of another type under a checksum that is right: any result, but no traceback, no hang, nothing outside."""
 
     def play(draw, number, place):
         scene = Scene(kind, place)
