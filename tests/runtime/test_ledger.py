@@ -9,19 +9,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.pricing import HostFlops
+from esper.kasmina.pricing import HostFlops, count_flops
 from esper.kasmina.switches import bypassed
 from esper.leyline.lifecycle import StageLengths
+from esper.leyline.stages import SeedStage
 from esper.runtime import population as populations
 from esper.runtime.charges import ablation_flops, learning_flops, network_flops, score_flops
 from esper.runtime.ledger import PHASES, Charge, Ledger, PhaseCost
 from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit
 from esper.runtime.tasks.registry import TASKS, get_task
+from runtime.clocked import TEXT
 from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, image_splits, play
 
 SHAPES = {
@@ -196,6 +199,82 @@ def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example(
     assert (
         2.5 < charged / (run.plan.examples * forward_flops(run)) < 3
     )  # the first layer's input needs no gradient
+
+
+INCUBATION = {
+    "cnn": (IMAGES, [("r0c0", "conv_light"), ("r0c1", "conv_small")]),
+    "cnn with a gate": (IMAGES, [("r0c1", "attention", "gated")]),
+    "text": (TEXT, [("r0c0", "copy"), ("r0c1", "copy_zero")]),
+    "text with seeds of its own": (TEXT, [("r0c0", "attention"), ("r0c1", "mlp", "gated")]),
+    "points": (BLOBS, [("r0c0", "mlp"), ("r0c1", "lora")]),
+}
+
+
+@pytest.mark.parametrize("plan", INCUBATION)
+def test_an_epoch_with_incubating_seeds_is_charged_what_torch_counts(plan):
+    task, seeds = INCUBATION[plan]
+    names = {blueprint for _, blueprint, *_ in seeds}
+    lengths = StageLengths(training=3)
+    changes = {"clock": "epochs", "lengths": lengths, "budget": 100.0, "blueprints": tuple(names)}
+    population = Population(replace(task, **changes), [1])
+    play(population, 1)
+    for seed in seeds:
+        act(population, 0, GERMINATE, *seed)
+    population.tick()
+    run = population.runs[0]
+    assert {slot.state.stage for slot in run.slots if slot.seed} == {SeedStage.TRAINING}
+    for call in (population.train_epoch, population.evaluate):
+        before = run.ledger.flops
+        counter = FlopCounterMode(display=False)
+        with sdpa_kernel(SDPBackend.MATH), counter:
+            call()
+        assert run.ledger.flops - before == pytest.approx(counter.get_total_flops(), rel=0.001)
+
+
+def test_an_epoch_of_a_text_is_charged_what_torch_counts():
+    population = population_of("python_text")
+    run = population.runs[0]
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        population.train_epoch()
+        population.evaluate()
+    assert run.ledger.flops == pytest.approx(counter.get_total_flops(), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.Conv2d(8, 16, 3, stride=2, groups=4),
+        nn.ConvTranspose2d(8, 4, 3, groups=2),
+        nn.Conv1d(8, 8, 5, groups=8),
+    ],
+    ids=str,
+)
+def test_the_gradients_of_a_grouped_convolution_cost_two_forward_passes(layer):
+    """Torch would count the weights' gradient once for each group."""
+    sides = [9] * (layer.weight.dim() - 2)
+    inputs = torch.rand(2, 8, *sides, requires_grad=True)
+    outputs = layer(inputs)
+    forward = count_flops(lambda: layer(inputs))
+    assert (
+        count_flops(lambda: outputs.sum().backward())
+        == 2 * forward
+        == 2 * counted(lambda: layer(inputs))
+    )
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(8, 6, 3, stride=2), nn.ConvTranspose1d(8, 4, 3)], ids=str
+)
+@pytest.mark.parametrize("needs_input", [False, True])
+def test_the_gradients_of_other_convolutions_are_counted_as_torch_does(layer, needs_input):
+    sides = [9] * (layer.weight.dim() - 2)
+    outputs = layer(torch.rand(2, 8, *sides, requires_grad=needs_input))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        outputs.sum().backward(retain_graph=True)
+    assert count_flops(lambda: outputs.sum().backward()) == counter.get_total_flops()
 
 
 def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():

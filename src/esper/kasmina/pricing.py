@@ -31,6 +31,7 @@ def count_flops(call: Callable[[], object]) -> int:
         return 2 * lstm(*shapes, **options)
 
     mapping = {
+        torch.ops.aten.convolution_backward: _convolution_backward,
         torch.ops.aten.mkldnn_rnn_layer: lstm,
         torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward,
     }
@@ -39,6 +40,31 @@ def count_flops(call: Callable[[], object]) -> int:
     with sdpa_kernel(SDPBackend.MATH), counter:
         call()
     return int(counter.get_total_flops())
+
+
+def _convolution_backward(  # type: ignore[no-untyped-def]
+    gradient,
+    inputs,
+    weights,
+    _bias,
+    _stride,
+    _padding,
+    _dilation,
+    transposed,
+    _output_padding,
+    _groups,
+    wanted,
+    **_,
+):
+    """FLOPs of a convolution's gradients, from shapes.
+
+    Torch counts the gradient of grouped weights as if they were not grouped: for a depthwise
+    convolution that is a factor of its channels. Each gradient takes as many products as the
+    forward pass.
+    """
+    positions = inputs[2:] if transposed else gradient[2:]
+    products = gradient[0] * math.prod(positions) * math.prod(weights)
+    return 2 * products * (wanted[0] + wanted[1])
 
 
 @dataclass(frozen=True)
