@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,57 +16,79 @@ from esper.leyline.gates import Measurement
 
 @dataclass(frozen=True)
 class FossilVerdict:
+    """What one fossil contributes, and whether it stays for that."""
+
     slot_id: str
     blueprint_id: str
+    # None where the losses without it, or with it, are not finite: nothing can be said, it stays
     contribution: Measurement | None
-    """None where the losses without it, or with it, are not finite:
-
-    nothing can be said, and it stays
-    """
     is_kept: bool
 
 
-def find_judged(model: MorphogeneticModel) -> list[tuple[str, int]]:
-    """(slot, number) of every fossil that grew and has an effect:
+class FossilPosition(NamedTuple):
+    """Which fossil: its slot, and its number among the slot's fossils."""
 
-    slots in order, newest first in each.
-    """
-    return [
-        (slot.slot_id, number)
-        for slot in map(model.slot, model.slot_config.slot_ids)
-        for number in reversed(range(slot.built_in, len(slot.fossils)))
-        if slot.fossil_names[number] != SHAM
-    ]
+    slot_id: str
+    number: int
 
 
-def prune(
-    model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor
-) -> tuple[list[FossilVerdict], Tensor]:
-    """Measure the network without each fossil and remove those whose contribution is not above
-    `least_gain`.
+class Pruning(NamedTuple):
+    """What was judged, and what the network that is left measured."""
 
-    Each is judged in the network that those before it have left. `measure` returns rows, held-out
-    losses in the first; `base` is what it returns now. Also returns what it returned for the
-    network that is left. Nothing is removed before all are judged, so a measurement that fails
+    verdicts: list[FossilVerdict]
+    measured: Tensor
+
+
+def find_judged(model: MorphogeneticModel) -> list[FossilPosition]:
+    """Every fossil that grew and has an effect: slots in order, newest first in each."""
+    positions: list[FossilPosition] = []
+    for slot in model.ordered_slots:
+        for number in reversed(range(slot.built_in, len(slot.fossils))):
+            if slot.fossil_names[number] != SHAM:
+                positions.append(FossilPosition(slot.slot_id, number))
+    return positions
+
+
+def prune(model: MorphogeneticModel, measure: Callable[[], Tensor], base: Tensor) -> Pruning:
+    """Measure the network without each fossil and remove those that do not pay.
+
+    A fossil pays if its contribution is above `least_gain`. Each is judged in the network that
+    those before it have left. Nothing is removed before all are judged, so a measurement that fails
     leaves the network as it was.
+
+    Args:
+        model: the network.
+        measure: returns rows, held-out losses in the first.
+        base: what `measure` returns now.
     """
     verdicts: list[FossilVerdict] = []
-    removed: list[tuple[str, int]] = []
+    removed: list[FossilPosition] = []
     with ExitStack() as gone:
-        for slot_id, number in find_judged(model):
+        for position in find_judged(model):
             with ExitStack() as off:
-                off.enter_context(model.fossil_off(slot_id, number))
+                off.enter_context(model.fossil_off(position.slot_id, position.number))
                 without = measure()
-                is_finite = bool(torch.isfinite(base[0]).all() and torch.isfinite(without[0]).all())
-                gain = measure_pairs(better=base[0], than=without[0]) if is_finite else None
-                is_kept = gain is None or gain.mean > model.settings.least_gain
-                verdicts.append(
-                    FossilVerdict(slot_id, model.slot(slot_id).fossil_names[number], gain, is_kept)
-                )
-                if not is_kept:
+                verdict = _judge(model, position, base[0], without[0])
+                verdicts.append(verdict)
+                if not verdict.is_kept:
                     base = without
-                    removed.append((slot_id, number))
+                    removed.append(position)
                     gone.push(off.pop_all())
-    for place in removed:  # newest first, so that the numbers stay true
-        model.remove_fossil(*place)
-    return verdicts, base
+    for position in removed:  # newest first, so that the numbers stay true
+        model.remove_fossil(position.slot_id, position.number)
+    return Pruning(verdicts, base)
+
+
+def _judge(
+    model: MorphogeneticModel, position: FossilPosition, losses: Tensor, without: Tensor
+) -> FossilVerdict:
+    """Compare held-out losses of the same examples with a fossil and without it."""
+    gain = None
+    if torch.isfinite(losses).all() and torch.isfinite(without).all():
+        gain = measure_pairs(better=losses, than=without)
+    return FossilVerdict(
+        slot_id=position.slot_id,
+        blueprint_id=model.slot(position.slot_id).fossil_names[position.number],
+        contribution=gain,
+        is_kept=gain is None or gain.mean > model.settings.least_gain,
+    )
