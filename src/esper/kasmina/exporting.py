@@ -4,7 +4,6 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from pprint import pformat
 from types import ModuleType
@@ -23,6 +22,7 @@ from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
 from esper.storage.files import sweep, write_files
 
+# The files of an exported network.
 WEIGHTS = "weights.safetensors"
 SOURCE = "grown.py"
 
@@ -89,9 +89,8 @@ def render_source(model: MorphogeneticModel, digest: str) -> str:
 def _table_of(model: MorphogeneticModel) -> list[ModuleEntry]:
     """The modules with fossils, in the order in which they run."""
     table: list[ModuleEntry] = []
-    for slot_id in model.slot_config.slot_ids:
-        slot = model.slot(slot_id)
-        module = model.slot_config.modules[slot_id]
+    for slot in model.ordered_slots:
+        module = model.slot_config.modules[slot.slot_id]
         names = zip(slot.fossils, slot.fossil_names, strict=True)
         fossils = [_entry_of(slot, fossil, name) for fossil, name in names]
         if fossils:
@@ -101,6 +100,7 @@ def _table_of(model: MorphogeneticModel) -> list[ModuleEntry]:
 
 
 def _entry_of(slot: SeedSlot, fossil: nn.Module, name: str) -> FossilEntry:
+    """What `grown.py` has to know to build one fossil again."""
     return {
         "kind": slot.kind,
         "blueprint": name,
@@ -183,6 +183,7 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
 
 
 def _run_source(source: str) -> dict[str, Any]:
+    """The names that the generated file defines."""
     scope: dict[str, Any] = {"__name__": "grown", "__file__": SOURCE}
     exec(compile(source, SOURCE, "exec"), scope)
     return scope
@@ -201,10 +202,8 @@ def _find_unequal(
     A copy runs with its original's arguments, which are not known here: of slots with copies only
     modules and weights are compared, later.
     """
-    slots: Mapping[str, SeedSlot] = {
-        model.slot_config.modules[slot_id]: model.slot(slot_id)
-        for slot_id in model.slot_config.slot_ids
-    }
+    modules = model.slot_config.modules
+    slots = {modules[slot.slot_id]: slot for slot in model.ordered_slots}
     unequal = []
     for row, fossils in zip(table, built, strict=True):
         if any(entry["inherits"] for entry in row["fossils"]):
@@ -227,12 +226,14 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
         return torch.equal(rebuilt.grow(features), nn.Sequential(*fossils)(features))
 
 
-_GRAFT = """graft_fossils(site, Fossils(*fossils))"""
+# How `place` of the template puts the fossils of one module: without copies, and with them.
+_GRAFT = "run_after(site, fossils)"
 _PLACE = """are_members = [entry["becomes_member"] for entry in row["fossils"]]
-        add = lambda carrier, group: graft_fossils(carrier, Fossils(*group))
-        place_fossils(model, site, list(zip(fossils, are_members)), add)"""
-# ruff: noqa: E501 (the template is a file of its own)
-_TEMPLATE = '''"""A grown network without the library that grew it: graft(model) on a fresh host gives it back."""
+        place_fossils(model, site, list(zip(fossils, are_members)), run_after)"""
+_TEMPLATE = '''"""A grown network without the library that grew it.
+
+graft(model) on a fresh host gives the network back.
+"""
 
 from hashlib import sha256
 from pathlib import Path
@@ -245,8 +246,10 @@ from safetensors.torch import load_model
 BUILDERS = {{}}
 {builders}
 
-# Modules with fossils. copied_module: what copies after this module copy. inherits: built from the module before it.
-# becomes_member: stands in the list that its original is in.
+# Modules with fossils.
+# copied_module: what copies after this module copy.
+# inherits: whether the blueprint is built from the module before it.
+# becomes_member: whether the fossil stands in the list that its original is in.
 FOSSILS = {table}
 
 
@@ -283,6 +286,11 @@ def build_fossils(model, like, source, entries):
     return fossils
 
 
+def run_after(module, fossils):
+    """Let a module run fossils after itself."""
+    graft_fossils(module, Fossils(*fossils))
+
+
 def place(model, built):
     """Put the fossils where they belong."""
     sites = [model.get_submodule(row["module"]) for row in FOSSILS]
@@ -291,10 +299,15 @@ def place(model, built):
 
 
 def graft(model, weights=None):
-    """Graft the fossils onto a fresh host and load the grown weights, by default those next to this file."""
+    """Graft the fossils onto a fresh host and load the grown weights.
+
+    By default they are those next to this file.
+    """
     path = Path(weights or Path(__file__).with_name({weights!r}))
     if weights is None and sha256(path.read_bytes()).hexdigest() != {digest!r}:
-        raise ValueError(f"{{path}} was not exported with this file. Export again, or name weights of your own.")
+        raise ValueError(
+            f"{{path}} was not exported with this file. Export again, or name weights of your own."
+        )
     place(model, build(model))
     load_model(whole(model), str(path))
     return model

@@ -16,7 +16,10 @@ from esper.leyline.errors import HostError
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
-    """A copy of the host with its fossils built in and every unfinished seed left out."""
+    """A copy of the host with its fossils built in; every unfinished seed is left out.
+
+    The model is not changed.
+    """
     grown = copy.deepcopy(model, detached_memo(model))
     remove_slots(grown.host, runs=False)
     # sites are looked up before any list grows: its members' names change then

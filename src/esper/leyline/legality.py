@@ -1,7 +1,4 @@
-"""The one rule for what may be done now.
-
-Masks, executors and policies ask here and nowhere else.
-"""
+"""What may be done to a network now. Masks, executors and policies ask here and nowhere else."""
 
 import math
 from collections.abc import Mapping
@@ -26,13 +23,13 @@ class GrowthView:
     """All that legality depends on. No timing rules: only what is physically possible."""
 
     space: ActionSpace
-    reports: Mapping[str, SeedStateReport]
+    reports: Mapping[str, SeedStateReport]  # by slot
     seeds_used: int  # live seeds and fossils together
-    max_seeds: int | None
+    max_seeds: int | None  # None = no limit
     params_used: int  # host, fossils and live seeds together
     budget: int | None  # most parameters the whole network may have; None = no limit
+    # (slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry
     costs: Mapping[tuple[str, str, str], int]
-    """(slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry"""
 
 
 def refuse(
@@ -57,11 +54,9 @@ def refuse(
         )
     if report.stage is SeedStage.PROBATIONARY and report.is_measured:
         return None
-    problem = (
-        "has no measured contribution"
-        if report.stage is SeedStage.PROBATIONARY
-        else f"is {report.stage.name}"
-    )
+    problem = f"is {report.stage.name}"
+    if report.stage is SeedStage.PROBATIONARY:
+        problem = "has no measured contribution"
     return errors.NotMeasuredError(
         f"the seed in slot {slot} {problem}. Fossilizing needs a PROBATIONARY seed with a paired "
         f"counterfactual; train and measure it first."
@@ -86,34 +81,38 @@ def require(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthV
 
 def is_legal(action: FactoredAction, view: GrowthView) -> bool:
     """Whether an action can be applied now."""
-    return (
-        refuse(action.op, action.slot_id, action.blueprint_id, action.blend_algorithm_id, view)
-        is None
-    )
+    blend = action.blend_algorithm_id
+    return refuse(action.op, action.slot_id, action.blueprint_id, blend, view) is None
 
 
 def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
-    """(blueprint, blend) indices that may be germinated in a slot now.
+    """Pairs of blueprint and blend that may be germinated in a slot now, as indices.
 
     It is `is_legal` for all of them at once.
     """
-    if _refuse_place(view.reports[slot_id], view) is not None:
+    if _refuse_slot(view.reports[slot_id], view) is not None:
         return []
-    costs, room = view.costs, _room(view)
-    return [
-        (number, way)
-        for number, blueprint in enumerate(view.space.blueprint_ids)
-        for way, blend in enumerate(view.space.blends)
-        if (slot_id, blueprint, blend) in costs and costs[slot_id, blueprint, blend] <= room  # type: ignore[index]
-    ]
+    room = _room(view)
+    plantings: list[tuple[int, int]] = []
+    for blueprint_index, blueprint in enumerate(view.space.blueprint_ids):
+        if blueprint is None:
+            continue
+        for blend_index, blend in enumerate(view.space.blends):
+            cost = view.costs.get((slot_id, blueprint, blend))
+            if cost is not None and cost <= room:
+                plantings.append((blueprint_index, blend_index))
+    return plantings
 
 
 def _room(view: GrowthView) -> float:
     """Parameters that may still be added."""
-    return math.inf if view.budget is None else view.budget - view.params_used
+    if view.budget is None:
+        return math.inf
+    return view.budget - view.params_used
 
 
-def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
+def _refuse_slot(report: SeedStateReport, view: GrowthView) -> IllegalActionError | None:
+    """Why no seed at all can be germinated in a slot now; None if one can."""
     slot = report.slot_id
     if report.stage is not SeedStage.DORMANT:
         return errors.SlotOccupiedError(
@@ -131,10 +130,11 @@ def _refuse_place(report: SeedStateReport, view: GrowthView) -> IllegalActionErr
 def _refuse_germinate(
     slot: str, blueprint: str | None, blend: str, view: GrowthView
 ) -> IllegalActionError | None:
+    """Why this seed cannot be germinated in a slot now; None if it can."""
     report = view.reports[slot]
-    problem = _refuse_place(report, view)
-    if problem is not None:
-        return problem
+    refusal = _refuse_slot(report, view)
+    if refusal is not None:
+        return refusal
     cost = None if blueprint is None else view.costs.get((slot, blueprint, blend))
     if cost is None:
         fitting = {name for owner, name, _ in view.costs if owner == slot}
