@@ -17,11 +17,18 @@ from starlette.testclient import TestClient
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run
 from esper.dashboard import server
+from esper.dashboard.report import STATIC, script_names
 from esper.dashboard.server import HEADERS, build_app, choose_token, listen, serve
 from esper.leyline.errors import SaveError, SettingError
 
 TOKEN = "a-token-of-more-than-16-letters"
-EVERYWHERE = ("/", "/static/app.js", "/api/runs", "/api/runs/grow/episode", "/api/compare?run=grow")
+EVERYWHERE = (
+    "/",
+    "/static/start.js",
+    "/api/runs",
+    "/api/runs/grow/episode",
+    "/api/compare?run=grow",
+)
 
 
 @pytest.fixture
@@ -94,7 +101,7 @@ def test_every_answer_has_the_strict_headers(client, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/runs/grow/episode"])
+@pytest.mark.parametrize("path", ["/", "/static/start.js", "/api/runs", "/api/runs/grow/episode"])
 def test_there_is_nothing_to_change(client, method, path):
     assert client.request(method, path).status_code == 405
 
@@ -228,16 +235,29 @@ def test_an_endless_line_does_no_harm(client, runs):
     assert answer.json()["epochs"]["epoch"][-1] == 7
 
 
-def test_the_page_asks_no_other_host_for_anything(client):
+SCRIPTS = [name for name in script_names() if name != "uPlot.iife.min.js"]
+
+
+def test_the_page_loads_every_script_there_is(client):
+    assert sorted(SCRIPTS) == sorted(
+        path.name for path in STATIC.glob("*.js") if "uPlot" not in path.name
+    )
+    for name in SCRIPTS:
+        assert f'src="static/{name}"' in client.get("/").text
+
+
+@pytest.mark.parametrize("name", ["app.css", *SCRIPTS])
+def test_the_page_asks_no_other_host_for_anything(client, name):
     assert "//" not in client.get("/").text.replace("http://www.w3.org/2000/svg", "")
-    for name in ("app.js", "app.css"):
-        text = client.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "")
-        assert "http" not in text.replace("https://", "http://").split("//", 1)[0]
-        assert "://" not in text
+    text = client.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in text.replace("https://", "http://").split("//", 1)[0]
+    assert "://" not in text
 
 
-def test_the_page_never_turns_text_into_html(client):
-    script = client.get("/static/app.js").text
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_page_never_turns_text_into_html(client, name):
+    answer = client.get(f"/static/{name}")
+    assert answer.status_code == 200
     for way in (
         "innerHTML",
         "outerHTML",
@@ -246,7 +266,22 @@ def test_the_page_never_turns_text_into_html(client):
         "eval(",
         "Function(",
     ):
-        assert way not in script
+        assert way not in answer.text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_of_the_page_fits_on_a_few_screens(name):
+    lines = (STATIC / name).read_text().splitlines()
+    assert len(lines) <= 300
+    assert [line for line in lines if len(line) > 110] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_of_the_page_is_strict_and_says_what_it_is(name):
+    """The scripts share one scope, where a name that nothing declares would become a global."""
+    first, second, *_ = (STATIC / name).read_text().splitlines()
+    assert first == '"use strict";'
+    assert second.startswith("// ")
 
 
 # -- the stream ------------------------------------------------------------------------------------

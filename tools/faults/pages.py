@@ -136,12 +136,12 @@ PIECES += (
     "host=99999999999",
     "token=",
 )
-PIECES += ("%c0%ae", "\udcff", "<script>", "{x}", "app.js", "config.json", "~", "%", "a" * 3000)
+PIECES += ("%c0%ae", "\udcff", "<script>", "{x}", "start.js", "config.json", "~", "%", "a" * 3000)
 SOUND = (
     "/",
     "/api/runs",
     "/api/runs/run-000/episode?host=1",
-    "/static/app.js",
+    "/static/start.js",
     "/api/compare?run=ppo&run=run-001",
 )
 
@@ -225,7 +225,7 @@ def tokens(draw, number, place):
             "/api/runs",
             "/api/compare?run=run-000",
             "/api/runs/run-000/episode",
-            "/static/app.js",
+            "/static/start.js",
             "/?token=x",
         ):
             for header in (
@@ -253,7 +253,7 @@ def load(draw, number, place):
         "/api/runs",
         "/api/runs/run-007/episode?host=1",
         "/",
-        "/static/app.js",
+        "/static/start.js",
         "/api/compare?run=run-001&run=run-002",
     )
     found, wrong, lock = Counter(), [], threading.Lock()

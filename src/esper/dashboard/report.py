@@ -4,8 +4,9 @@ runs as one HTML file that needs nothing else. The drawing is the page's own, fr
 """
 
 import json
+import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from hashlib import sha256
 from html import escape
@@ -97,33 +98,41 @@ def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
 
 
 def page(data: Mapping[str, Any], title: str) -> str:
-    """The report as HTML; it may run its own two scripts, and reach nothing."""
-    files = (
-        "uPlot.iife.min.js",
-        "app.js",
-        "uPlot.min.css",
-        "app.css",
-        "uPlot.LICENSE.txt",
-        "report.html",
-    )
-    uplot, app, *styles, licence, frame = (
-        (STATIC / name).read_text(encoding="utf-8") for name in files
-    )
-    style = "".join(styles)
-    digests = (b64encode(sha256(text.encode()).digest()).decode() for text in (uplot, app, style))
-    *scripts, look = (f"'sha256-{digest}'" for digest in digests)
+    """The report as HTML; it may run the page's own scripts, and reach nothing."""
+    library, *scripts = map(_static, script_names())
+    style = _static("uPlot.min.css") + _static("app.css")
     # a JSON text has these letters inside of strings only
     text = encode(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    policy = (
-        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {look}; img-src data:; "
+    return _static("report.html").format(
+        policy=_content_policy([library, *scripts], style),
+        title=escape(title),
+        style=style,
+        licence=_static("uPlot.LICENSE.txt"),
+        uplot=library,
+        data=text,
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
-    policy += "base-uri 'none'; form-action 'none'"
-    shown = {
-        "title": escape(title),
-        "style": style,
-        "licence": licence,
-        "uplot": uplot,
-        "data": text,
-        "app": app,
-    }
-    return frame.format(policy=policy, **shown)
+
+
+def script_names() -> list[str]:
+    """The scripts in the order in which the live page loads them; the first is the library."""
+    return re.findall(r'<script src="static/([^"]+)"', _static("index.html"))
+
+
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
+
+
+def _content_policy(scripts: Iterable[str], style: str) -> str:
+    """What a browser lets the report do: these scripts by their digests, and one style."""
+    allowed = " ".join(_source(script) for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_source(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _source(text: str) -> str:
+    """An inline script or style as a content policy names it."""
+    digest = sha256(text.encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
