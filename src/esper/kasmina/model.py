@@ -72,7 +72,7 @@ class MorphogeneticModel(nn.Module):
         host: nn.Module,
         slots: SlotConfig | None = None,
         *,
-        example: fitting.Given = None,
+        example: fitting.ShapeSource = None,
         blueprints: Sequence[str] | None = None,
         max_seeds: int | None = None,
         budget: int | None = None,
