@@ -6,7 +6,11 @@ import inspect
 import pytest
 
 import esper
+from esper.kasmina.blueprints import REGISTRY
 from esper.leyline import errors
+from esper.runtime.tasks.registry import TASKS
+from esper.simic.rewards import FAMILIES, TERMS
+from esper.tamiyo.rules import RULES
 
 NAMES = sorted(set(esper.__all__) - {"__version__"})
 ERRORS = [
@@ -14,6 +18,16 @@ ERRORS = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, Exception)
 ]
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before():
+    """What an example registers is gone afterwards."""
+    before = [(known, dict(known)) for known in (REGISTRY._known, TASKS, FAMILIES, TERMS, RULES)]
+    yield
+    for known, entries in before:
+        known.clear()
+        known.update(entries)
 
 
 def examples_of(name):

@@ -3,7 +3,6 @@ broken ones.
 """
 
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -168,14 +167,6 @@ def test_attention_looks_at_the_past():
     changed = features.clone()
     changed[:, 0] += torch.randn_like(changed[:, 0])
     assert not torch.equal(seed(changed)[:, -1], seed(features)[:, -1])
-
-
-@with_and_without_gate
-def test_a_seed_that_was_pickled_before_it_had_a_join_computes_the_same(gated):
-    seed, features = build("image", "conv_light", scale=0.5, gated=gated)
-    expected = seed(features)
-    del seed.join
-    assert torch.equal(pickle.loads(pickle.dumps(seed))(features), expected)
 
 
 @every

@@ -15,7 +15,8 @@ FAULTS = [
     Fault(
         "a kept gate's gradients come in another order",
         "kasmina/seeds.py",
-        "return self._joined(features, None if self.gate is None else self.gate(features))",
+        "weight = None if self.gate is None else self.gate(features)\n"
+        "        return self._joined(features, weight)",
         "return self._joined(features, None) if self.gate is None else torch.lerp("
         "features, self._joined(features, None), self.gate(features).to(features.dtype))",
         "runtime/test_parts.py::test_a_kept_seed_trains_to_the_bit_as_the_seed_that_it_was",

@@ -24,41 +24,38 @@ class Seed(nn.Module):
         self.gate = gate
         self.join = Join()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._modules.setdefault(
-            "join", Join()
-        )  # of networks that were pickled before there was one
-
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
-        """The seed at full strength; what else the module before it was called with is not looked
-        at.
-        """
+        """The seed at full strength; all other arguments of the module before it are ignored."""
         # the gate first, as in `blend`: gradients are then added in the same order
-        return self._joined(features, None if self.gate is None else self.gate(features))
+        weight = None if self.gate is None else self.gate(features)
+        return self._joined(features, weight)
 
     def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
         """A share `alpha` of the seed; exactly the input at 0 and exactly `forward` at 1."""
-        return self._joined(features, alpha if self.gate is None else alpha * self.gate(features))
+        weight = alpha if self.gate is None else alpha * self.gate(features)
+        return self._joined(features, weight)
 
     def _joined(self, features: Tensor, weight: Tensor | None) -> Tensor:
-        is_cast = any(
-            map(torch.is_autocast_enabled, ("cuda", "cpu"))
-        )  # which chooses types for itself
-        branch = self.body(features if is_cast else features.to(self.scale.dtype))
-        return self.join(features, branch, self.scale, weight)
+        """The features with a share `weight` of the branch; all of it without a weight."""
+        chooses_types = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        inputs = features if chooses_types else features.to(self.scale.dtype)
+        return self.join(features, self.body(inputs), self.scale, weight)
 
 
 class Join(nn.Module):
-    """Where a branch meets the features that it began with; a module of its own, so that it can be
-    compiled.
+    """Where a branch meets the features that it began with.
+
+    It is a module of its own, so that it can be compiled.
     """
 
     def forward(
         self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None
     ) -> Tensor:
+        """Features plus the scaled branch, or a share `weight` of the way there."""
         grown = features + (scale * branch).to(features.dtype)
-        return grown if weight is None else torch.lerp(features, grown, weight.to(features.dtype))
+        if weight is None:
+            return grown
+        return torch.lerp(features, grown, weight.to(features.dtype))
 
 
 class Gate(nn.Module):
@@ -72,12 +69,13 @@ class Gate(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: Tensor) -> Tensor:
+        """A share from 0 to 1, shaped to multiply the features."""
+        dtype = self.linear.weight.dtype
         if self.channels_first:
-            return torch.sigmoid(self.linear(features.mean((2, 3)).to(self.linear.weight.dtype)))[
-                :, :, None, None
-            ]
+            pooled = features.mean((2, 3)).to(dtype)  # [B, C]
+            return torch.sigmoid(self.linear(pooled))[:, :, None, None]
         # token by token: a gate must not look at the future
-        return torch.sigmoid(self.linear(features.to(self.linear.weight.dtype)))
+        return torch.sigmoid(self.linear(features.to(dtype)))
 
 
 class SqueezeExcite(nn.Module):
@@ -90,9 +88,11 @@ class SqueezeExcite(nn.Module):
         self.excite = nn.Linear(inner, channels, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
+        """The features, each channel times its weight."""
         pooled = features.mean((2, 3))
         # the tiny slope keeps the branch alive when a small squeeze layer starts out all negative
-        weights = torch.sigmoid(self.excite(nn.functional.leaky_relu(self.squeeze(pooled), 0.01)))
+        squeezed = nn.functional.leaky_relu(self.squeeze(pooled), 0.01)
+        weights = torch.sigmoid(self.excite(squeezed))
         return features * weights[:, :, None, None]
 
 
@@ -110,88 +110,104 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(channels, channels, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
+        """What each token takes from itself and those before it, [B, T, C]."""
         batch, tokens, channels = features.shape
-        split = self.qkv(self.norm(features)).view(
-            batch, tokens, 3, self.heads, channels // self.heads
-        )
+        joined = self.qkv(self.norm(features))
+        split = joined.view(batch, tokens, 3, self.heads, channels // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, T, C / heads]
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, channels))
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Groups of four channels where they divide evenly:
+    """Groups of four channels where they divide evenly, else one group.
 
-    statistics of one example, no running buffers.
+    Statistics are of one example; there are no running buffers.
     """
-    return nn.GroupNorm(channels // 4 if channels % 4 == 0 else 1, channels)
+    groups = channels // 4 if channels % 4 == 0 else 1
+    return nn.GroupNorm(groups, channels)
 
 
 def conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps the image's size."""
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 
 def conv_stack(channels: int, *layers: nn.Module) -> nn.Sequential:
+    """The layers, then group norm and ReLU."""
     return nn.Sequential(*layers, group_norm(channels), nn.ReLU())
 
 
 def conv_small(channels: int) -> nn.Module:
+    """A 1 x 1 convolution: mixes channels, no positions."""
     return conv_stack(channels, conv(channels, channels, 1))
 
 
 def conv_light(channels: int) -> nn.Module:
+    """A 3 x 3 convolution."""
     return conv_stack(channels, conv(channels, channels, 3))
 
 
 def conv_heavy(channels: int) -> nn.Module:
+    """Two 3 x 3 convolutions, each with norm and ReLU."""
     return nn.Sequential(conv_light(channels), conv_light(channels))
 
 
 def depthwise(channels: int) -> nn.Module:
-    return conv_stack(
-        channels, conv(channels, channels, 3, groups=channels), conv(channels, channels, 1)
-    )
+    """A 3 x 3 convolution of each channel by itself, then a 1 x 1 convolution."""
+    spatial = conv(channels, channels, 3, groups=channels)
+    pointwise = conv(channels, channels, 1)
+    return conv_stack(channels, spatial, pointwise)
 
 
 def bottleneck(channels: int) -> nn.Module:
+    """A 3 x 3 convolution on a quarter of the width."""
     inner = max(1, channels // 4)
     squeeze = nn.Sequential(conv(channels, inner, 1), nn.ReLU(), conv(inner, inner, 3), nn.ReLU())
     return conv_stack(channels, squeeze, conv(inner, channels, 1))
 
 
 def inverted_bottleneck(channels: int) -> nn.Module:
+    """A depthwise 3 x 3 convolution on twice the width."""
     inner = 2 * channels
-    widen = nn.Sequential(
-        conv(channels, inner, 1), nn.ReLU(), conv(inner, inner, 3, groups=inner), nn.ReLU()
-    )
-    return conv_stack(channels, widen, conv(inner, channels, 1))
+    widen = conv(channels, inner, 1)
+    spatial = conv(inner, inner, 3, groups=inner)
+    widened = nn.Sequential(widen, nn.ReLU(), spatial, nn.ReLU())
+    return conv_stack(channels, widened, conv(inner, channels, 1))
 
 
 def token_norm(channels: int) -> nn.Module:
+    """A layer norm of each token."""
     return nn.LayerNorm(channels)
 
 
 def lora(channels: int) -> nn.Module:
+    """A linear map of low rank: at most 8, at most a quarter of the width."""
     rank = max(1, min(8, channels // 4))
-    return nn.Sequential(
-        nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False)
-    )
+    down = nn.Linear(channels, rank, bias=False)
+    up = nn.Linear(rank, channels, bias=False)
+    return nn.Sequential(down, up)
 
 
 def perceptron(channels: int, hidden: int) -> nn.Module:
-    widen, narrow = nn.Linear(channels, hidden), nn.Linear(hidden, channels, bias=False)
+    """A layer norm and two linear layers with a GELU between them."""
+    widen = nn.Linear(channels, hidden)
+    narrow = nn.Linear(hidden, channels, bias=False)
     return nn.Sequential(nn.LayerNorm(channels), widen, nn.GELU(), narrow)
 
 
 def mlp_small(channels: int) -> nn.Module:
+    """A perceptron as wide as the features."""
     return perceptron(channels, channels)
 
 
 def mlp(channels: int) -> nn.Module:
+    """A perceptron four times as wide as the features."""
     return perceptron(channels, 4 * channels)
 
 
 def attention(channels: int) -> nn.Module:
+    """Causal attention with four heads."""
     heads = 4
     if channels % heads:
         raise ValueError(
@@ -201,38 +217,46 @@ def attention(channels: int) -> nn.Module:
 
 
 class Sham(nn.Module):
-    """A seed without parameters or effect:
+    """A seed without parameters or effect.
 
-    it goes through every event of growing and adds nothing.
+    It goes through every event of growing and adds nothing.
     """
 
     def forward(self, features: Tensor, /, *_: Any, **__: Any) -> Tensor:
+        """The features as they are."""
         return features
 
     def blend(self, features: Tensor, alpha: Tensor, /, *_: Any, **__: Any) -> Tensor:
+        """The features as they are, whatever the share."""
         return features
 
 
 def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
     """A seed's per-channel scale, shaped to multiply its features."""
-    return torch.full((channels, 1, 1) if channels_first else (channels,), float(value))
+    shape = (channels, 1, 1) if channels_first else (channels,)
+    return torch.full(shape, float(value))
 
 
-CHILD = "grown"  # Name of the child that holds a module's fossils in a harvested network.
+CHILD = "grown"
+"""Name of the child that holds a module's fossils in a harvested network."""
 
 
 class Fossils(nn.Sequential):
     """The fossils of one module, run by that module's forward hook.
 
-    Called as a child it does nothing: a Sequential calls all its children by itself, and these come
-    after its hooks.
+    Called as a child it does nothing: a Sequential calls all its children in its forward, and
+    fossils come after that, in its hook.
     """
 
     def forward(self, features: Tensor) -> Tensor:
+        """The features as they are."""
         return features
 
     def grow(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """`args` and `kwargs` are what else the module was called with: a copy of it needs them."""
+        """The features after all fossils.
+
+        `args` and `kwargs` are the other arguments of the module's call: a copy of it needs them.
+        """
         for fossil in self:
             features = fossil(features, *args, **kwargs)
         return features
@@ -248,8 +272,9 @@ def run_grown(
 
 
 def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
-    """Make `fossils` the last thing `site` does; its own children and parameter names stay as they
-    are.
+    """Make `fossils` the last thing `site` does.
+
+    Its own children and parameter names stay as they are.
     """
     if hasattr(site, CHILD):
         raise ValueError(
@@ -260,12 +285,12 @@ def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
 
 
 def whole(model: nn.Module) -> Any:
-    """A network as safetensors takes it:
+    """A network as safetensors takes it: every tensor with storage of its own.
 
-    parts of one tensor, as an LSTM has them on CUDA, as tensors of their own.
+    On CUDA the weights of an LSTM are parts of one storage; they are cloned.
     """
-    state = {
-        k: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v
-        for k, v in model.state_dict().items()
-    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
+        state[name] = tensor.clone() if is_part else tensor
     return SimpleNamespace(state_dict=lambda: state, load_state_dict=model.load_state_dict)
