@@ -143,21 +143,15 @@ class MorphogeneticModel(nn.Module):
         Refused with the model as before if anything about it does not fit. `view` is the model as
         it stands, for a caller that has it already.
         """
-        is_incubated = self.settings.lengths.training > 0
-        scale = 0.0 if is_incubated else self.settings.scale_at_birth
-        return self._plant(slot_id, blueprint_id, blend_id, scale, view)
-
-    def _plant(
-        self,
-        slot_id: str,
-        blueprint_id: str | None,
-        blend_id: str,
-        scale: float,
-        view: GrowthView | None = None,
-    ) -> SlotChange:
-        """Plant a seed whose branch starts with this strength."""
         slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id, view)
         assert blueprint_id is not None  # no price list has a seed without one
+        is_incubated = self.settings.lengths.training > 0
+        scale = 0.0 if is_incubated else self.settings.scale_at_birth
+        return self._plant(slot, blueprint_id, blend_id, scale)
+
+    def _plant(self, slot: SeedSlot, blueprint_id: str, blend_id: str, scale: float) -> SlotChange:
+        """Plant a seed whose branch starts with this strength; it was permitted before."""
+        slot_id = slot.slot_id
         with own_randomness(self.settings.seed, self.births):
             seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
             probe = torch.randn(2, *slot.feature_shape)
@@ -213,8 +207,8 @@ class MorphogeneticModel(nn.Module):
         is_gated = blend_id == "gated"
         alike = (blend for blend in self.space.blends if (blend == "gated") == is_gated)
         blend_id = next(alike, blend_id)
-        self._plant(slot_id, blueprint_id, blend_id, self.settings.scale_at_birth)
-        slot = self.slot(slot_id)
+        slot = self._permit(OP_GERMINATE, slot_id, blueprint_id, blend_id)
+        self._plant(slot, blueprint_id, blend_id, self.settings.scale_at_birth)
         self._settle(slot, SeedState(SeedStage.FOSSILIZED))
         slot.assign(SeedState())
         slot.built_in = len(slot.fossils)
@@ -398,19 +392,7 @@ class MorphogeneticModel(nn.Module):
         """Take the gradients of the steps since the last call as readings of the live seeds."""
         sums = self._gradient_notes.take()
         if sums is not None:
-            self.record_gradients(sums)
-
-    def record_gradients(
-        self,
-        norms: Sequence[float],
-        steps: int | None = None,
-        owners: readings.Owners | None = None,
-    ) -> None:
-        """Take sums of gradient norms, in the order of `owners`, as readings.
-
-        With `steps` the mean norm is one too.
-        """
-        readings.record_gradients(self.ordered_slots, norms, owners or self.owners(), steps)
+            readings.record_gradients(self.ordered_slots, sums, self.owners())
 
     # Its parts, and how many there are.
 

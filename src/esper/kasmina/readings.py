@@ -59,7 +59,7 @@ def clip_by_owner(owners: Owners, max_norm: float) -> list[Tensor | None]:
 
 
 def record_gradients(
-    slots: Sequence[SeedSlot], norms: Sequence[float], owners: Owners, steps: int | None
+    slots: Sequence[SeedSlot], norms: Sequence[float], owners: Owners, steps: int | None = None
 ) -> None:
     """Take sums of gradient norms by owner as readings; with `steps` the mean norm is one too."""
     sizes = [_trained_size(parameters) for parameters in owners]

@@ -13,7 +13,8 @@ from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.kasmina.slot import SeedSlot, count_parameters
+from esper.kasmina.readings import record_gradients
+from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig, is_slot_id
@@ -152,7 +153,7 @@ class HostRun:
         self.link = model.attach(self.optimizer, follows_rates=False)
         for group in self.optimizer.param_groups:
             group["lr"] = self.optimizer.param_groups[0]["lr"]  # on a GPU one tensor, written once
-        self.slots: list[SeedSlot] = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
+        self.slots = model.ordered_slots
 
     def begin_episode(self, seed: int) -> None:
         """Be the newborn host of another seed, in the same tensors: captured graphs stay right."""
@@ -272,7 +273,7 @@ class HostRun:
             self.reading = EpochReading(
                 self.epoch, loss / examples, correct / examples, norms[0] / steps, rate
             )
-            self.model.record_gradients(norms, steps, self._groups())
+            record_gradients(self.slots, norms, self._groups(), steps)
         else:  # a share of compute that was too small for a step: what was read before still holds
             assert self.reading is not None
             self.reading = replace(self.reading, epoch=self.epoch)
