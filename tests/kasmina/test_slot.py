@@ -5,7 +5,7 @@ import torch
 
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.copies.eligibility import Inheritance
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import SeedSlot, SlotContents
 from esper.leyline.gates import Measurement
 from esper.leyline.lifecycle import SeedState, germinate
 from esper.leyline.stages import SeedStage
@@ -101,6 +101,35 @@ def test_uprooting_leaves_the_fossils(features):
     )
     slot.uproot()
     assert torch.equal(slot(features), fossil(features))
+
+
+def grown():
+    """A slot with a fossil, a live seed and readings: nothing in it is as in an empty one."""
+    slot = planted(SeedStage.PROBATIONARY, 1.0)
+    slot.petrify()
+    slot.built_in = 1
+    slot.plant(planted(SeedStage.BLENDING).seed, planted(SeedStage.BLENDING, 0.5).state)
+    slot.set_plain(gradient_ratio=0.5, gradient_norm=2.0, greedy_score=3.0)
+    return slot
+
+
+def test_a_slot_that_takes_anothers_contents_is_as_that_one():
+    slot, contents = planted(SeedStage.TRAINING), grown().contents()
+    empty = SlotContents()
+    assert all(value != vars(empty)[name] for name, value in vars(contents).items())
+    slot.take(contents)
+    assert slot.contents() == contents
+    assert (slot.alpha.item(), slot.is_in_output) == (0.5, True)
+
+
+def test_contents_do_not_follow_the_slot_that_they_were_taken_from():
+    slot = grown()
+    contents = slot.contents()
+    before = dict(vars(contents))
+    slot.take(SlotContents())
+    assert vars(contents) == before
+    assert slot.contents() == SlotContents()
+    assert (slot.alpha.item(), slot.is_in_output) == (1.0, False)
 
 
 def test_a_report_of_an_empty_slot_measures_nothing():
