@@ -47,7 +47,7 @@ class MorphogeneticModel(nn.Module):
     Args:
         host: the network that grows. It gets hooks, and is otherwise left as it is.
         slots: which modules seeds may follow; a host that names its slots itself needs none.
-        example: one batch, which tells the shapes inside the host.
+        example: one batch, from which the shapes inside the host are read.
         blueprints: names of what may be planted; by default all that suit the slots' features.
         max_seeds: most live seeds and fossils together; None is no limit.
         budget: most parameters of the whole network; None is no limit.

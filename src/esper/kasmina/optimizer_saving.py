@@ -20,7 +20,7 @@ from esper.storage.store import Plain, fitting, is_plain
 Tensors = Mapping[str, Tensor]
 
 # Types of an optimiser's saved facts, so that a forged save is refused when it is read.
-_TYPES: dict[str, TypeAdapter[Any]] = {
+_FACTS: dict[str, TypeAdapter[Any]] = {
     "peak_rate": TypeAdapter(float),
     "was_high": TypeAdapter(bool),
     "steps": TypeAdapter(int),
@@ -28,7 +28,7 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
     "scheduler": TypeAdapter(Plain | None),
     "groups": TypeAdapter(list[Plain]),
 }
-_GROUP_TYPES: dict[str, TypeAdapter[Any]] = {
+_GROUP_FACTS: dict[str, TypeAdapter[Any]] = {
     "names": TypeAdapter(list[str]),
     "options": TypeAdapter(Plain),
 }
@@ -126,15 +126,15 @@ def read_snapshot(facts: Plain | None, paths: Mapping[str, Path]) -> OptimizerSn
     if facts is None:
         return None
     for optimizer in (facts, *facts["others"]):
-        _check_types(optimizer, _TYPES)
+        _check_facts(optimizer, _FACTS)
         for group in optimizer["groups"]:
-            _check_types(group, _GROUP_TYPES)
+            _check_facts(group, _GROUP_FACTS)
     path = paths["optimizer"]
     return OptimizerSnapshot(facts, load_file(path), path)
 
 
-def _check_types(facts: Plain, types: Mapping[str, TypeAdapter[Any]]) -> None:
-    for name, adapter in types.items():
+def _check_facts(facts: Plain, adapters: Mapping[str, TypeAdapter[Any]]) -> None:
+    for name, adapter in adapters.items():
         adapter.validate_python(facts[name], strict=True)
 
 
