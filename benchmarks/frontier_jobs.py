@@ -61,7 +61,7 @@ def _play_forks(
         while run.epoch < task.epochs:
             events += episodes.train()[0]
         score = population.final_scores()[0]
-        population.told.is_over = False  # this fork's episode is over, and the trunk's is not
+        population.shared.is_over = False  # this fork's episode is over, and the trunk's is not
         yield _row(task.compute, population, score, events)
         del events[told:]
         population.restore(trunk)

@@ -44,15 +44,15 @@ FAULTS = [
     ),
     Fault(
         "a kept seed is still clipped by itself",
-        "runtime/host.py",
-        "torch.where(self.live, factors[1:], factors[0])",
+        "runtime/clipping.py",
+        "torch.where(is_seed, factors[1:], host_factor)",
         "factors[1:]",
         "runtime/test_parts.py::test_hosts_are_clipped_as_gardens_are",
     ),
     Fault(
         "two parts are charged with the same second",
         "runtime/population.py",
-        "now - max(started, self.told.seconds)",
+        "now - max(started, self.shared.charged_until)",
         "now - started",
         "runtime/test_parts.py::test_a_second_is_charged_to_one_part_only",
     ),

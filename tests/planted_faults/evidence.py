@@ -191,15 +191,15 @@ FAULTS = [
     Fault(
         "all hosts see the examples in one order",
         "runtime/host.py",
-        "ExampleStream(count, mix_seed(seed, 2))",
+        "ExampleStream(count, mix_seed(self.seed, 2))",
         "ExampleStream(count, mix_seed(2))",
         "runtime/test_batches.py::test_every_host_has_an_order_of_its_own",
     ),
     Fault(
         "a host is drawn from the global random state",
         "runtime/host.py",
-        "        with own_randomness(seed):\n            host = task.build_host()",
-        "        host = task.build_host()",
+        "with own_randomness(self.seed):",
+        "with nullcontext():",
         "runtime/test_population.py::test_the_same_seed_has_the_same_episode_twice",
     ),
     Fault(

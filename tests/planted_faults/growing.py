@@ -231,8 +231,8 @@ FAULTS = [
     Fault(
         "a restored host sees other examples",
         "runtime/host.py",
-        'self.plan.stream.load(snapshot["stream"])',
-        'assert snapshot["stream"]',
+        "self.plan.stream.load(snapshot.stream)",
+        "assert snapshot.stream",
         "runtime/test_snapshots.py::test_restoring_brings_tensors_states_and_the_stream_back",
     ),
     Fault(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.runtime.batches import EpochPlan, ExampleStream, shared_batches, whole_steps
+from esper.runtime.batches import EpochPlan, ExampleStream, Steps, shared_batches, whole_steps
 from esper.runtime.population import Population
 from esper.runtime.splits import TensorSplit, TokenSplit
 from runtime.episodes import BLOBS, replace
@@ -23,7 +23,7 @@ def numbered(count, padded=False):
 
 def plans(split, steps, augment, hosts=3):
     made = [
-        EpochPlan(split, ExampleStream(len(split), seed), steps, augment, CPU)
+        EpochPlan(split, ExampleStream(len(split), seed), Steps(*steps), augment, CPU)
         for seed in range(hosts)
     ]
     for plan in made:

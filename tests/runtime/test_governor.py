@@ -322,12 +322,12 @@ def test_a_restored_population_is_governed_as_it_was():
 def test_a_new_structure_is_kept_in_the_tensors_of_the_one_before():
     population = epochs(IMAGES, [1], epochs=1, script={0: {}})
     governor = population.governors[0]
-    before = dict(governor._good["tensors"])
+    before = dict(governor._good.tensors)
     act(population, 0, GERMINATE, "r0c0", "conv_light")
     population.tick()
     population.train_epoch()
     population.evaluate()
-    after = governor._good["tensors"]
+    after = governor._good.tensors
     assert len(after) > len(before)
     assert all(after[name] is kept for name, kept in before.items())
     live = population.runs[0].tensors()

@@ -315,7 +315,7 @@ def test_the_seconds_of_all_hosts_add_up_to_the_time_that_passed(monkeypatch):
             name: replace(cost, seconds=0.0) for name, cost in run.ledger.phases.items()
         }
     monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=count(step=2.5).__next__))
-    population.told.seconds = 0.0  # of the clock before
+    population.shared.charged_until = 0.0  # of the clock before
     for _ in range(4):
         population.train_epoch()
         population.evaluate()
@@ -333,7 +333,7 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
     ledger = population.runs[0].ledger
     ledger.phases = dict.fromkeys(PHASES, PhaseCost())
     monkeypatch.setattr(populations, "time", SimpleNamespace(perf_counter=count(step=2.5).__next__))
-    population.told.seconds = 0.0  # of the clock before
+    population.shared.charged_until = 0.0  # of the clock before
     population.train_epoch()
     trained = dict(ledger.phases)
     assert sum(cost.seconds for cost in trained.values()) == pytest.approx(2.5)

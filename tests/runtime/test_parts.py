@@ -13,6 +13,7 @@ from torch import nn
 from esper.episodes import Episodes
 from esper.leyline.errors import DataError, SettingError
 from esper.runtime import population as populations
+from esper.runtime.executors.compiling import CompiledSoFar
 from esper.runtime.executors.structure import good_state_key, graph_key
 from esper.runtime.host import HostRun
 from esper.runtime.population import Population
@@ -91,7 +92,7 @@ def test_parts_share_governors_and_the_end():
 def test_what_one_part_compiled_is_told_once(monkeypatch):
     population = Population(BLOBS, [1, 2])
     first, second = population.part(range(1)), population.part(range(1, 2))
-    monkeypatch.setattr(populations, "compiled_so_far", lambda: (3, 1.5))
+    monkeypatch.setattr(populations, "compiled_so_far", lambda: CompiledSoFar(3, 1.5))
     assert [first.take_compiled(), second.take_compiled()] == [(3, 1.5), (0, 0.0)]
 
 

@@ -107,9 +107,9 @@ def test_a_snapshot_goes_on_right_after_a_cull():
 def test_a_snapshot_is_not_changed_by_what_follows():
     population = epochs(IMAGES, [7], epochs=2)
     (snapshot,) = population.snapshot()
-    before = deepcopy(snapshot["tensors"])
+    before = deepcopy(snapshot.host.tensors)
     play(population, 2, {0: GROWTH}, start=2)
-    assert differing(before, snapshot["tensors"]) == []
+    assert differing(before, snapshot.host.tensors) == []
 
 
 def test_restoring_one_population_needs_as_many_snapshots_as_hosts():

@@ -1,10 +1,10 @@
-"""Which examples a host sees, and in what order:
+"""Which examples a host sees, and in what order.
 
-its own endless stream of permutations, gathered on the device.
+Every host has its own endless stream of permutations, gathered on the device.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +12,25 @@ from torch import Tensor
 from esper.runtime.splits import Split, draw_offsets
 
 
-def whole_steps(examples: int, batch: int) -> tuple[int, int]:
-    """How many steps an epoch has, and how many examples each:
+class Steps(NamedTuple):
+    """The steps of an epoch: how many, and how many examples each has."""
 
-    at most `batch`, together at least `examples`.
-    """
+    number: int
+    size: int
+
+
+def whole_steps(examples: int, batch: int) -> Steps:
+    """Return steps of one size, each of at most `batch`, together of at least `examples`."""
     # a tiny last batch would be mostly noise, right before the measurement; and steps of one size
     # are one graph
-    steps = -(-examples // batch)
-    return steps, -(-examples // steps)
+    number = -(-examples // batch)
+    return Steps(number=number, size=-(-examples // number))
 
 
 class ExampleStream:
-    """Row numbers of one host, drawn from its own generator:
+    """Row numbers of one host: whole permutations of its split, one after the other.
 
-    whole permutations of the split, one after the other.
+    They are drawn from the host's own generator.
     """
 
     def __init__(self, count: int, seed: int):
@@ -36,8 +40,10 @@ class ExampleStream:
         self.position = 0
 
     def draw(self, count: int, out: Tensor | None = None) -> Tensor:
-        """The next `count` rows."""
-        out, done = torch.empty(count, dtype=torch.long) if out is None else out, 0
+        """Return the next `count` rows, in `out` if it is there."""
+        if out is None:
+            out = torch.empty(count, dtype=torch.long)
+        done = 0
         while done < count:
             if self.position == len(self.permutation):
                 self.permutation = torch.randperm(self.count, generator=self.generator)
@@ -49,38 +55,42 @@ class ExampleStream:
         return out
 
     def state(self) -> dict[str, Any]:
-        """A permutation is replaced and never written into, so that it needs no copy."""
+        """Return what `load` goes back to."""
         return {
             "generator": self.generator.get_state(),
+            # replaced and never written into, so that it needs no copy
             "permutation": self.permutation,
             "position": self.position,
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continue from where `state` was taken."""
         self.generator.set_state(state["generator"])
-        self.permutation, self.position = state["permutation"], state["position"]
+        self.permutation = state["permutation"]
+        self.position = state["position"]
 
 
 class EpochPlan:
-    """One host's next epoch on its device: rows, augmentation offsets, and a cursor that a graph
-    can advance.
+    """One host's next epoch on its device: rows, offsets of augmentation, and a cursor.
 
-    `steps` are the most that an epoch may have, and the examples of each; `self.steps` are those of
-    the next one.
+    A graph can advance the cursor. `steps` has the most steps that an epoch may have; `self.steps`
+    is how many the next one has.
     """
 
     def __init__(
         self,
         split: Split,
         stream: ExampleStream,
-        steps: tuple[int, int],
+        steps: Steps,
         augment: bool,
         device: torch.device,
     ):
-        self.split, self.stream = split, stream
-        self.most, self.size = steps
+        self.split = split
+        self.stream = stream
+        self.most = steps.number
+        self.size = steps.size
         self.steps = self.most
-        shape = 4 if augment else 1, self.examples
+        shape = (4 if augment else 1, self.examples)
         self._drawn = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
         self.placed = self._drawn.to(device, copy=True)  # rows, then offsets where there are any
         self.rows = self.placed[0]
@@ -89,27 +99,29 @@ class EpochPlan:
 
     @property
     def examples(self) -> int:
+        """Examples of the next epoch."""
         return self.steps * self.size
 
     def draw(self) -> None:
-        """Rows and offsets of a new epoch, the last things that leave the generator for it; the
-        cursor stays.
+        """Draw rows and offsets of a new epoch; the cursor stays.
+
+        They are the last that leave the generator for this epoch.
         """
         count = self.examples
+        most = self._drawn.shape[1]
         self.stream.draw(count, self._drawn[0, :count])
         if len(self._drawn) > 1:
             draw_offsets(count, self.stream.generator, self._drawn[1:, :count])
-        if (
-            0 < count < self._drawn.shape[1]
-        ):  # greedy scores look at 32 examples, however few are learnt from
-            self._drawn[:, count:] = self._drawn[
-                :, torch.arange(count, self._drawn.shape[1]) % count
-            ]
+        if 0 < count < most:
+            # greedy scores look at 32 examples, however few are learnt from
+            repeated = torch.arange(count, most) % count
+            self._drawn[:, count:] = self._drawn[:, repeated]
         self.placed.copy_(self._drawn, non_blocking=True)
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next batch, found by the cursor on the device, so that a captured call goes on by
-        itself.
+        """Return the next batch of inputs and targets.
+
+        The cursor on the device finds it, so that a captured call continues by itself.
         """
         drawn = self.placed[:, self.cursor + self._step]
         self.cursor += self.size
@@ -117,16 +129,17 @@ class EpochPlan:
 
 
 def shared_batches(plans: Sequence[EpochPlan]) -> Iterator[tuple[Tensor, Tensor]]:
-    """One gather per step for many hosts on one device:
+    """Yield the batches of many hosts on one device, with one gather per step.
 
-    yields inputs [N, B, ...] and targets [N, B, ...].
+    Each is inputs [N, B, ...] and targets [N, B, ...] of the N hosts that still have a step.
     """
     first = plans[0]
-    for start in range(0, max(plan.examples for plan in plans), first.size):
+    most = max(plan.examples for plan in plans)
+    for start in range(0, most, first.size):
         # a host whose epoch has fewer steps than others' is left out of the later ones
-        parts = [
-            plan.placed[:, start : start + first.size] for plan in plans if start < plan.examples
-        ]
-        drawn = torch.cat(parts, 1)
+        training = [plan for plan in plans if start < plan.examples]
+        parts = [plan.placed[:, start : start + first.size] for plan in training]
+        drawn = torch.cat(parts, 1)  # [1 or 4, N * B]
         inputs, targets = first.split.gather(drawn[0], drawn[1:])
-        yield inputs.unflatten(0, (len(parts), -1)), targets.unflatten(0, (len(parts), -1))
+        shape = (len(training), -1)
+        yield inputs.unflatten(0, shape), targets.unflatten(0, shape)

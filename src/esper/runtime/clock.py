@@ -43,15 +43,15 @@ class ComputeClock:
     def __init__(self, task: Task, flops: HostFlops, split: Split):
         self.task = task
         self.flops = flops
-        steps, size = whole_steps(task.epoch_examples or len(split), task.batch)
-        unit = task.epochs * steps * size * flops.learnt
+        steps = whole_steps(task.epoch_examples or len(split), task.batch)
+        unit = task.epochs * steps.number * steps.size * flops.learnt
         if task.reference is not None:
             build, examples = task.reference
             unit = examples * HostFlops.of_task(build, split.example(), is_cut=False).learnt
         self.budget = round(task.compute * unit)
         # More than any decision has: no network is cheaper than the bare host. What a decision
         # could use beyond that is carried over.
-        self.most_steps = 2 * self.budget // (task.epochs * size * flops.learnt) + 8
+        self.most_steps = 2 * self.budget // (task.epochs * steps.size * flops.learnt) + 8
 
     def __str__(self) -> str:
         share = self.budget / self.task.epochs

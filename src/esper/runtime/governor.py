@@ -5,14 +5,15 @@ It decides nothing about growth.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from esper.leyline.settings import SlotChange
 from esper.leyline.stages import SeedStage
 from esper.runtime.executors.structure import Key, good_state_key
-from esper.runtime.host import EpochReading, HostRun
+from esper.runtime.host import EpochReading, HostRun, HostSnapshot
 from esper.runtime.tensor_pairs import Pairs, copy_pairs
 
 CLEARLY_BETTER = 2.0
@@ -43,8 +44,8 @@ class Governor:
 
     def __init__(self, run: HostRun):
         self.run = run
+        self._good: HostSnapshot  # `load` keeps the first one
         self._pairs: Pairs = {}
-        self._good: dict[str, Any] = {}
         self.load(NEWBORN)
 
     def state(self) -> Expectations:
@@ -129,7 +130,7 @@ class Governor:
             return {}
         key = good_state_key(self.run)
         if key == self._good_key:
-            self._good.update(self.run.plain_state())
+            self._good = replace(self._good, plain=self.run.plain_state())
             return self._pairs
         self._good_key = key
         known: dict[int, Tensor] = {}

@@ -1,6 +1,9 @@
-"""One host's episode: network, optimiser, examples, readings, all on its device."""
+"""One host's episode: network, optimiser, examples, readings, all on its device.
 
-from collections.abc import Mapping
+Which hosts train when, and who decides about growth, is not known here.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -14,7 +17,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.probing import choose_places, find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.readings import record_gradients
-from esper.kasmina.slot import count_parameters
+from esper.kasmina.slot import SlotContents, count_parameters
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig, is_slot_id
@@ -42,6 +45,29 @@ class EpochReading:
     lr: float
     held_out_loss: float | None = None
     held_out_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class PlainState:
+    """The part of a host's snapshot that is not tensors."""
+
+    slots: list[SlotContents]
+    epoch: int
+    births: int
+    shadow_passes: int
+    reading: EpochReading | None
+    is_pruned: bool
+    scaler: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HostSnapshot:
+    """Everything that decides how a host continues; modules are kept by reference."""
+
+    tensors: dict[str, Tensor]  # copies of parameters, buffers and optimiser state
+    plain: PlainState
+    stream: dict[str, Any]
+    ledger: Ledger
 
 
 class HostRun:
@@ -112,11 +138,11 @@ class HostRun:
     def _plan_steps(self, most: int | None) -> None:
         """Place what decides about the steps of an epoch: examples, rates, a counter."""
         count = len(self.splits.train)
-        steps, size = whole_steps(self.task.epoch_examples or count, self.task.batch)
+        steps = whole_steps(self.task.epoch_examples or count, self.task.batch)
+        if most:
+            steps = steps._replace(number=most)
         stream = ExampleStream(count, mix_seed(self.seed, 2))
-        self.plan = EpochPlan(
-            self.splits.train, stream, (most or steps, size), self.task.augment, self.device
-        )
+        self.plan = EpochPlan(self.splits.train, stream, steps, self.task.augment, self.device)
         # of each of the next epoch's steps, where a clock plans them; else the epoch's
         self.rates: list[float] = []
         self._listed_rates = torch.zeros(most or 1, pin_memory=self.device.type == "cuda")
@@ -151,8 +177,10 @@ class HostRun:
         self.optimizer = build_optimizer(self.task, model, self.device)
         model.train()  # whatever mode its host was built in
         self.link = model.attach(self.optimizer, follows_rates=False)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.optimizer.param_groups[0]["lr"]  # on a GPU one tensor, written once
+        # on a GPU it is one tensor for all groups, written once
+        rate = self.optimizer.param_groups[0]["lr"]
+        for param_group in self.optimizer.param_groups:
+            param_group["lr"] = rate
         self.slots = model.ordered_slots
 
     def begin_episode(self, seed: int) -> None:
@@ -204,21 +232,16 @@ class HostRun:
         """
         self.step += 1
         is_cuda = self.device.type == "cuda"
-        if (
-            self.task.clock == "compute"
-        ):  # on a GPU the rate is looked up there, so that a captured step finds it
-            self._set_rate(
-                self._placed_rates.index_select(0, self.taken)[0]
-                if is_cuda
-                else self.rates[self.step - 1]
-            )
+        if self.task.clock == "compute":
+            if is_cuda:  # the rate is looked up there, so that a captured step finds it
+                self._set_rate(self._placed_rates.index_select(0, self.taken)[0])
+            else:
+                self._set_rate(self.rates[self.step - 1])
             self.taken += 1
-        # a host that draws does so from numbers of its own, so that it does not matter who trains
-        # beside it
-        own = own_randomness(
-            self.seed, 3, self.epoch, self.step, devices=[self.device.index or 0] if is_cuda else []
-        )
-        with own if self.is_random or not is_cuda else nullcontext():
+        # a host that draws does so from its own numbers, whichever hosts train beside it
+        devices = [self.device.index or 0] if is_cuda else []
+        randomness = own_randomness(self.seed, 3, self.epoch, self.step, devices=devices)
+        with randomness if self.is_random or not is_cuda else nullcontext():
             self._learn(inputs, targets)
 
     def _set_rate(self, rate: float | Tensor) -> None:
@@ -267,11 +290,15 @@ class HostRun:
     def end_epoch(self, sums: list[float]) -> None:
         """Turn the device's sums into this epoch's reading; called after the one read per epoch."""
         loss, correct, *norms = sums
-        steps, examples = self.plan.steps, self.plan.examples
+        steps = self.plan.steps
+        examples = self.plan.examples
         if steps:
-            rate = self.rates[-1] if self.rates else self.task.rate(self.epoch)
             self.reading = EpochReading(
-                self.epoch, loss / examples, correct / examples, norms[0] / steps, rate
+                epoch=self.epoch,
+                train_loss=loss / examples,
+                train_accuracy=correct / examples,
+                host_gradient_norm=norms[0] / steps,
+                lr=self.rates[-1] if self.rates else self.task.rate(self.epoch),
             )
             record_gradients(self.slots, norms, self._groups(), steps)
         else:  # a share of compute that was too small for a step: what was read before still holds
@@ -279,100 +306,116 @@ class HostRun:
             self.reading = replace(self.reading, epoch=self.epoch)
         self.epoch += 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> HostSnapshot:
         """Return everything that decides how this host continues.
 
         Tensors are copied, modules are kept by reference.
         """
-        return self.paired_snapshot()[0]
+        snapshot, _ = self.paired_snapshot()
+        return snapshot
 
     def paired_snapshot(
         self, known: Mapping[int, Tensor] | None = None
-    ) -> tuple[dict[str, Any], Pairs]:
-        """A snapshot, and its tensors beside those that they were copied from; `known` are some to
-        copy into, by id.
+    ) -> tuple[HostSnapshot, Pairs]:
+        """Return a snapshot, and its tensors beside those that they were copied from.
+
+        `known` are tensors to copy into, by the id of the tensor that is copied.
         """
-        live, known = self.tensors(), known or {}
-        kept = {n: known[id(v)] if id(v) in known else torch.empty_like(v) for n, v in live.items()}
-        copy_pairs(pairs := pair_tensors(kept.values(), live.values()))
-        rest = {"stream": self.plan.stream.state(), "ledger": self.ledger.copy()}
-        return {"tensors": kept, **self.plain_state(), **rest}, pairs
-
-    def plain_state(self) -> dict[str, Any]:
-        """The part of a snapshot that is not tensors."""
-        slots = [slot.contents() for slot in self.slots]
-        counters = (
-            self.epoch,
-            self.model.births,
-            self.model.shadow_passes,
-            self.reading,
-            self.is_pruned,
+        known = known or {}
+        live = self.tensors()
+        kept: dict[str, Tensor] = {}
+        for name, tensor in live.items():
+            kept[name] = known[id(tensor)] if id(tensor) in known else torch.empty_like(tensor)
+        pairs = pair_tensors(kept.values(), live.values())
+        copy_pairs(pairs)
+        snapshot = HostSnapshot(
+            tensors=kept,
+            plain=self.plain_state(),
+            stream=self.plan.stream.state(),
+            ledger=self.ledger.copy(),
         )
-        return {"slots": slots, "counters": counters, "scaler": self.scaler.state_dict()}
+        return snapshot, pairs
 
-    def restore(self, snapshot: dict[str, Any], *, with_stream: bool = True) -> None:
-        """Go back, in place: values are copied into the tensors that captured graphs read."""
-        kept = {id(fossil) for slot in self.slots for fossil in slot.fossils}
-        for slot, contents in zip(self.slots, snapshot["slots"], strict=True):
+    def plain_state(self) -> PlainState:
+        """Return the part of a snapshot that is not tensors."""
+        return PlainState(
+            slots=[slot.contents() for slot in self.slots],
+            epoch=self.epoch,
+            births=self.model.births,
+            shadow_passes=self.model.shadow_passes,
+            reading=self.reading,
+            is_pruned=self.is_pruned,
+            scaler=self.scaler.state_dict(),
+        )
+
+    def restore(self, snapshot: HostSnapshot, *, with_stream: bool = True) -> None:
+        """Go back, in place: values are copied into the tensors that captured graphs read.
+
+        Without `with_stream` only what was learnt goes back; examples, counters and costs continue.
+        """
+        self._restore_slots(snapshot.plain.slots)
+        for group, parameters in zip(self._groups(), self.model.owners(), strict=True):
+            group[:] = parameters  # in the order that they have in the network
+        self._forget_removed()
+        self.prime()
+        live = self.tensors()
+        copy_pairs(pair_tensors(live.values(), [snapshot.tensors[name] for name in live]))
+        self.scaler.load_state_dict(snapshot.plain.scaler)
+        if with_stream:
+            self.plan.stream.load(snapshot.stream)
+            self.ledger = snapshot.ledger.copy()
+            self.epoch = snapshot.plain.epoch
+            self.model.births = snapshot.plain.births
+            self.model.shadow_passes = snapshot.plain.shadow_passes
+            self.reading = snapshot.plain.reading
+            self.is_pruned = snapshot.plain.is_pruned
+
+    def _restore_slots(self, slots: Sequence[SlotContents]) -> None:
+        fossils: set[int] = set()
+        for slot in self.slots:
+            fossils.update(id(fossil) for fossil in slot.fossils)
+        for slot, contents in zip(self.slots, slots, strict=True):
             seed = contents.seed
-            if seed is not None and id(seed) in kept:
+            if seed is not None and id(seed) in fossils:
                 # a graph of the fossil does not read the seed's alpha
                 self.primings[seed] = self.primings.get(seed, 0) + 1
             slot.take(contents)
-        for group, own in zip(self._groups(), self.model.owners(), strict=True):
-            group[:] = own  # as the places of parameters in the network say
-        known = {id(p) for p in self.model.parameters()}
-        for parameter in [p for p in self.optimizer.state if id(p) not in known]:
-            del self.optimizer.state[parameter]
-        self.prime()
-        live = self.tensors()
-        copy_pairs(pair_tensors(live.values(), [snapshot["tensors"][name] for name in live]))
-        self.scaler.load_state_dict(snapshot["scaler"])
-        if with_stream:
-            self.plan.stream.load(snapshot["stream"])
-            self.ledger = snapshot["ledger"].copy()
-            (
-                self.epoch,
-                self.model.births,
-                self.model.shadow_passes,
-                self.reading,
-                self.is_pruned,
-            ) = snapshot["counters"]
+
+    def _forget_removed(self) -> None:
+        """Drop the optimiser state of parameters that the network no longer has."""
+        present = {id(parameter) for parameter in self.model.parameters()}
+        for parameter in list(self.optimizer.state):
+            if id(parameter) not in present:
+                del self.optimizer.state[parameter]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters, buffers and optimiser state by name."""
+        """Return parameters, buffers and optimiser state by name."""
         named = dict(self.model.state_dict(keep_vars=True))
         for name, parameter in self.model.named_parameters():
-            state = self.optimizer.state[parameter].items()
-            named |= {f"{name}|{key}": value for key, value in state if isinstance(value, Tensor)}
+            for key, value in self.optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    named[f"{name}|{key}"] = value
         return named
 
     def _groups(self) -> list[list[nn.Parameter]]:
-        """The parameters that the optimiser has of each of the model's owners, which are the same
-        ones.
-        """
-        home, groups = (
-            self.link.home,
-            self.optimizer.param_groups,
-        )  # the task's optimiser has one group of its own
-        return [
-            groups[place]["params"]
-            for place in (home, *(self.link.groups[s.slot_id][home] for s in self.slots))
-        ]
+        """The optimiser's parameters of each of the model's owners: the host, then every slot."""
+        home = self.link.home  # the task's optimiser has one group, so slots have one like it
+        numbers = [home, *(self.link.groups[slot.slot_id][home] for slot in self.slots)]
+        return [self.optimizer.param_groups[number]["params"] for number in numbers]
 
     def prime(self) -> None:
-        """Give new parameters their optimiser state; graphs that know other state tensors are then
-        out of date.
+        """Give new parameters their optimiser state.
+
+        Graphs that know other state tensors are then out of date.
         """
-        for module in (
-            self.model.host,
-            *(m for s in self.slots for m in (*s.fossils, s.seed) if m is not None),
-        ):
-            new = [
-                parameter
-                for parameter in module.parameters()
-                if not self.optimizer.state[parameter]
-            ]
+        modules: list[nn.Module] = [self.model.host]
+        for slot in self.slots:
+            modules += slot.fossils
+            if slot.seed is not None:
+                modules.append(slot.seed)
+        for module in modules:
+            parameters = module.parameters()
+            new = [parameter for parameter in parameters if not self.optimizer.state[parameter]]
             for parameter in new:
                 self.optimizer.state[parameter] = build_state(self.optimizer, parameter)
             if new:
@@ -385,29 +428,33 @@ class HostRun:
 
 def draws_random_numbers(host: nn.Module) -> bool:
     """Say whether a host has dropout."""
-    shares = [
-        getattr(m, "p" if isinstance(m, nn.modules.dropout._DropoutNd) else "dropout", 0)
-        for m in host.modules()
-    ]
-    return any(isinstance(share, int | float) and share > 0 for share in shares)
+    for module in host.modules():
+        is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
+        # attention and recurrent layers have a dropout of their own
+        share = getattr(module, "p" if is_layer else "dropout", 0)
+        if isinstance(share, int | float) and share > 0:
+            return True
+    return False
 
 
 def name_slots(
     host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor
 ) -> SlotConfig | None:
-    """Slots for the modules, or the host's own slots, that the patterns mean; None leaves it to the
-    host.
+    """Return slots for the modules, or for the slots that the host declares, that patterns mean.
+
+    None leaves it to the host.
     """
     if patterns is None:
         return None
-    own = host.slot_config() if isinstance(host, SegmentedHost) else None
-    if own is not None and any(is_slot_id(name) for name in patterns):
-        return own.choose(patterns)
-    places = find_places(host, example)
+    declared = host.slot_config() if isinstance(host, SegmentedHost) else None
+    if declared is not None and any(is_slot_id(name) for name in patterns):
+        return declared.choose(patterns)
+    sites = find_places(host, example)
+    module_names = [name for name, _ in host.named_modules()]
     for pattern in patterns:
-        if not find_names(pattern, [name for name, _ in host.named_modules()]):
-            fitting = [place.name for place in places if place.problem is None]
-            raise UnknownNameError(
-                "slot or module", pattern, [*fitting, *(own.slot_ids if own else ())]
-            )
-    return SlotConfig.for_modules(place.name for place in choose_places(host, places, patterns))
+        if not find_names(pattern, module_names):
+            known = [site.name for site in sites if site.problem is None]
+            if declared is not None:
+                known += declared.slot_ids
+            raise UnknownNameError("slot or module", pattern, known)
+    return SlotConfig.for_modules(site.name for site in choose_places(host, sites, patterns))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,9 +32,9 @@ from esper.runtime.clock import ComputeClock
 from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors.choosing import choose_executor
-from esper.runtime.executors.compiling import compiled_so_far, is_compiled
-from esper.runtime.governor import NEWBORN, Governor, keep_together
-from esper.runtime.host import EpochReading, HostRun
+from esper.runtime.executors.compiling import CompiledSoFar, compiled_so_far, is_compiled
+from esper.runtime.governor import NEWBORN, Expectations, Governor, keep_together
+from esper.runtime.host import EpochReading, HostRun, HostSnapshot
 from esper.runtime.ledger import Charge
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks.task import Task, check_fit
@@ -64,15 +63,20 @@ class FinalScore:
     network: torch.nn.Module
 
 
+@dataclass(frozen=True)
+class GovernedSnapshot:
+    """Everything that decides how a host continues, and what its governor expects of it."""
+
+    host: HostSnapshot
+    expected: Expectations
+
+
 @dataclass
-class Told:
-    """What all parts of a population know:
+class Shared:
+    """What all parts of a population know together."""
 
-    how far clock and compiler are accounted for, and whether it has ended.
-    """
-
-    seconds: float = 0.0
-    compiled: tuple[int, float] = (0, 0.0)
+    compiled: CompiledSoFar  # what has been reported of it
+    charged_until: float = 0.0  # the time up to which some ledger has every second
     is_over: bool = False  # whether the test split has been read
 
 
@@ -101,27 +105,22 @@ class Population:
         check_fit(task, splits)
         if task.held_out is not None:
             splits = replace(splits, validation=splits.validation.first(task.held_out))
-        on_device = {device: splits.to(device) for device in dict.fromkeys(self.placed)}
-        if task.augment:
-            on_device = {
-                device: replace(placed, train=placed.train.with_border())
-                for device, placed in on_device.items()
-            }
+        on_device = _place_splits(task, splits, self.placed)
         self.flops = HostFlops.of_task(task.build_host, splits.train.example())
-        self.clock = (
-            ComputeClock(task, self.flops, splits.train) if task.clock == "compute" else None
-        )
+        self.clock: ComputeClock | None = None
+        most_steps = None
+        if task.clock == "compute":
+            self.clock = ComputeClock(task, self.flops, splits.train)
+            most_steps = self.clock.most_steps
         self.corpus = splits.corpus
         with memory_errors():
             compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
-            placed = zip(seeds, self.placed, strict=True)
-            most = None if self.clock is None else self.clock.most_steps
             self.runs = [
-                HostRun(task, on_device[device], seed, device, amp, compiled, most)
-                for seed, device in placed
+                HostRun(task, on_device[device], seed, device, amp, compiled, most_steps)
+                for seed, device in zip(seeds, self.placed, strict=True)
             ]
             self.governors = [Governor(run) for run in self.runs]
-        self.told = Told(compiled=compiled_so_far())
+        self.shared = Shared(compiled=compiled_so_far())
         self._scores: list[torch.Tensor] = []  # of the epoch that was started
         if not self.runs[0].has_segments:
             # no prefix is shared, so every counterfactual costs a whole pass
@@ -130,12 +129,12 @@ class Population:
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
-    def describe(self, tell: Callable[[str], None]) -> None:
-        """Tell what an episode may cost and what it rests on, where that is not plain from the
-        settings.
-        """
-        for known in filter(None, (self.clock, self.corpus and f"corpus: {self.corpus}")):
-            tell(str(known))
+    def describe(self, report: Callable[[str], None]) -> None:
+        """Report what an episode may cost and what it rests on, where settings do not say so."""
+        if self.clock is not None:
+            report(str(self.clock))
+        if self.corpus:
+            report(f"corpus: {self.corpus}")
 
     def part(self, hosts: range) -> "Population":
         """Return some of the hosts, with everything else in common.
@@ -182,30 +181,25 @@ class Population:
             scores = _read(self._scores)
         self._scores = []
         seconds = self._take_seconds(self._started)
-        for run, row, score in zip(self.runs, sums, scores, strict=True):
+        for run, row, slot_scores in zip(self.runs, sums, scores, strict=True):
             run.end_epoch(row)
-            for slot, value in zip(
-                run.slots if run.plan.steps else (), score, strict=bool(run.plan.steps)
-            ):
-                # without a step none were drawn, and the last score still holds
-                slot.set_plain(greedy_score=value)
-            charges = training_charges(run, self.flops, run.plan.examples) + score_charges(
-                run, self.flops
-            )
-            run.ledger.settle(charges, seconds)
+            if run.plan.steps:  # without a step none were drawn, and the last score still holds
+                for slot, greedy_score in zip(run.slots, slot_scores, strict=True):
+                    slot.set_plain(greedy_score=greedy_score)
+            training = training_charges(run, self.flops, run.plan.examples)
+            run.ledger.settle(training + score_charges(run, self.flops), seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
     def mark_charged(self) -> None:
-        """What has been timed until now is in somebody's ledger, and is no other part's."""
-        self.told.seconds = _clock()
+        """Note that some ledger has every second until now, so that no other part is charged."""
+        self.shared.charged_until = _clock()
 
     def _take_seconds(self, started: float) -> float:
-        """Each host's part of the time since then that no other part of the population has been
-        charged with.
-        """
+        """Each host's part of the time since then that no part of the population was charged."""
         now = _clock()
-        seconds, self.told.seconds = now - max(started, self.told.seconds), now
+        seconds = now - max(started, self.shared.charged_until)
+        self.shared.charged_until = now
         return seconds / len(self.runs)
 
     def evaluate(self) -> list[Rollback]:
@@ -215,23 +209,23 @@ class Population:
         """
         self._require_episode()
         started = _clock()
+        splits = [run.splits.validation for run in self.runs]
         with memory_errors():
-            results = _read(
-                self.executor.measure(self.runs, [run.splits.validation for run in self.runs])
-            )
+            results = _read(self.executor.measure(self.runs, splits))
         seconds = self._take_seconds(started)
         rollbacks = []
         healthy = []
-        for host, (run, governor, row) in enumerate(
-            zip(self.runs, self.governors, results, strict=True)
-        ):
+        for host, run in enumerate(self.runs):
+            governor = self.governors[host]
+            row = results[host]
             run.ledger.settle(evaluation_charges(run, self.flops), seconds)
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
             run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
             problem = governor.judge(run.reading)
             if problem is not None:
-                rollbacks.append(Rollback(host, problem, tuple(governor.roll_back())))
+                changes = tuple(governor.roll_back())
+                rollbacks.append(Rollback(host=host, reason=problem, changes=changes))
             else:
                 self._take_evidence(run, row[2:])
                 healthy.append(governor)
@@ -239,6 +233,7 @@ class Population:
         return rollbacks
 
     def _take_evidence(self, run: HostRun, row: list[float]) -> None:
+        """Give slots their gain and its error: `row` has the two of every slot, or is empty."""
         measured = measured_slots(run)
         incubated = incubated_slots(run)
         count = len(run.splits.validation)
@@ -297,21 +292,21 @@ class Population:
         """Let every host's seeds grow older by an epoch; returns what changed, by host."""
         return [run.model.tick() for run in self.runs]
 
-    def take_compiled(self) -> tuple[int, float]:
-        """Shapes of blocks that were compiled since the last call, and the seconds it took."""
-        before_shapes, before_seconds = self.told.compiled
-        self.told.compiled = compiled_so_far()
-        shapes, seconds = self.told.compiled
-        return shapes - before_shapes, seconds - before_seconds
+    def take_compiled(self) -> CompiledSoFar:
+        """Return how many shapes of blocks were compiled since the last call, and how long."""
+        before = self.shared.compiled
+        now = compiled_so_far()
+        self.shared.compiled = now
+        return CompiledSoFar(
+            shapes=now.shapes - before.shapes, seconds=now.seconds - before.seconds
+        )
 
     def progress(self, host: int) -> float:
-        """The share of a host's episode that is over: of its epochs, or of its compute."""
+        """Return the share of a host's episode that is over: of its epochs, or of its compute."""
         run = self.runs[host]
-        return (
-            run.epoch / self.task.epochs
-            if self.clock is None
-            else run.ledger.flops / self.clock.budget
-        )
+        if self.clock is None:
+            return run.epoch / self.task.epochs
+        return run.ledger.flops / self.clock.budget
 
     def readings(self) -> list[EpochReading | None]:
         """Return the last epoch's reading of every host."""
@@ -322,24 +317,26 @@ class Population:
         return [run.model.get_slot_reports() for run in self.runs]
 
     def views(self) -> list[GrowthView]:
-        """What legality and masks are judged by."""
+        """Return what legality and masks are judged by, of every host."""
         return [run.model.view() for run in self.runs]
 
-    def snapshot(self) -> list[dict[str, Any]]:
+    def snapshot(self) -> list[GovernedSnapshot]:
         """Return everything that decides how each host continues."""
-        return [
-            {**governor.run.snapshot(), "governor": governor.state()} for governor in self.governors
-        ]
+        snapshots = []
+        for governor in self.governors:
+            host = governor.run.snapshot()
+            snapshots.append(GovernedSnapshot(host=host, expected=governor.state()))
+        return snapshots
 
-    def restore(self, snapshots: Sequence[dict[str, Any]]) -> None:
+    def restore(self, snapshots: Sequence[GovernedSnapshot]) -> None:
         """Put every host back to its snapshot, in place."""
         self.executor.settle(self.runs)
         for governor, snapshot in zip(self.governors, snapshots, strict=True):
-            governor.run.restore(snapshot)
-            governor.load(snapshot["governor"])
+            governor.run.restore(snapshot.host)
+            governor.load(snapshot.expected)
 
     def reset(self, host: int, seed: int) -> None:
-        """A new episode in this place; all other hosts are untouched."""
+        """Begin a new episode with the host of another seed; all other hosts are untouched."""
         self.executor.settle([self.runs[host]])
         self.runs[host].begin_episode(seed)
         self.executor.begin_episode(self.runs[host])
@@ -348,55 +345,78 @@ class Population:
     def final_scores(self) -> list[FinalScore]:
         """Harvest every host and read the test split: once, and then these episodes are over."""
         self._require_episode()
-        self.told.is_over = True
+        self.shared.is_over = True
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
-            accuracy, loss = self._score(
-                network, run.splits.test.open_for_final_report(), run.device
+            test = self._score(network, run.splits.test.open_for_final_report(), run.device)
+            validation = self._score(network, run.splits.validation, run.device)
+            score = FinalScore(
+                accuracy=test.accuracy,
+                loss=test.loss,
+                validation_accuracy=validation.accuracy,
+                params=count_parameters(network),
+                network=network,
             )
-            validation, _ = self._score(network, run.splits.validation, run.device)
-            scores.append(
-                FinalScore(accuracy, loss, validation, count_parameters(network), network)
-            )
+            scores.append(score)
         return scores
 
     @torch.no_grad()
-    def _score(
-        self, network: torch.nn.Module, split: Split, device: torch.device
-    ) -> tuple[float, float]:
-        scored = []
+    def _score(self, network: torch.nn.Module, split: Split, device: torch.device) -> "_SplitScore":
+        losses = []
+        correct = []
         for rows in torch.arange(len(split), device=device).split(1024):
             inputs, targets = split.gather(rows)
-            scored.append(self.task.score(network(inputs).float(), targets))
-        loss, accuracy = (float(torch.cat(parts).mean()) for parts in zip(*scored, strict=True))
-        return accuracy, loss
+            batch_losses, batch_correct = self.task.score(network(inputs).float(), targets)
+            losses.append(batch_losses)
+            correct.append(batch_correct)
+        loss = float(torch.cat(losses).mean())
+        accuracy = float(torch.cat(correct).mean())
+        return _SplitScore(loss=loss, accuracy=accuracy)
 
     def _require_episode(self) -> None:
-        if self.told.is_over:
+        if self.shared.is_over:
             raise DataError(
                 "the test split has been read, so these episodes are over; build a new population."
             )
 
 
+@dataclass(frozen=True)
+class _SplitScore:
+    """Mean loss and accuracy of a network on a split."""
+
+    loss: float
+    accuracy: float
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Turns an allocation that failed into an error that names the knob to lower."""
+    """Turn an allocation that failed into an error that names the knobs to lower."""
     try:
         yield
     except RuntimeError as problem:
         is_gpu = isinstance(problem, torch.OutOfMemoryError)
-        if not is_gpu and "can't allocate memory" not in str(
-            problem
-        ):  # as torch says it of the CPU's
+        is_cpu = "can't allocate memory" in str(problem)  # as torch says it of the CPU's
+        if not is_gpu and not is_cpu:
             raise
-        way_out = (
-            "use fewer hosts (seeds), a lower batch, a narrower policy "
-            "(ppo.hidden_dim) or more GPUs"
-        )
+        kind = "GPU memory" if is_gpu else "memory"
         raise DeviceError(
-            f"out of {'GPU ' * is_gpu}memory: {way_out}. ({str(problem).splitlines()[0]})"
+            f"out of {kind}: use fewer hosts (seeds), a lower batch, a narrower policy "
+            f"(ppo.hidden_dim) or more GPUs. ({str(problem).splitlines()[0]})"
         ) from problem
+
+
+def _place_splits(
+    task: Task, splits: Splits, devices: Sequence[torch.device]
+) -> dict[torch.device, Splits]:
+    """The splits on every device that hosts train on, once for all hosts of it."""
+    on_device = {}
+    for device in dict.fromkeys(devices):
+        placed = splits.to(device)
+        if task.augment:
+            placed = replace(placed, train=placed.train.with_border())
+        on_device[device] = placed
+    return on_device
 
 
 def _clock() -> float:
@@ -405,8 +425,9 @@ def _clock() -> float:
 
 
 def _read(values: Sequence[torch.Tensor]) -> list[list[float]]:
-    """One transfer per device for rows of equal length; the only place where the host waits for the
-    device.
+    """Read rows with one transfer per device and length.
+
+    Only here does Python wait for the devices.
     """
     groups: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
     for value in values:
