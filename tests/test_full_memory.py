@@ -9,7 +9,7 @@ from esper.leyline.errors import DeviceError
 from esper.runtime.population import Population
 from esper.simic.environment import GrowthVectorEnv
 from simic.tiny_runs import tiny, train
-from trials import grown_runs, test_comparing
+from trials import grown_runs, test_comparison
 
 
 def is_full(*arguments, **options):
@@ -26,8 +26,8 @@ PLACES = [
 COMMANDS = {
     "ppo": lambda out: train(tiny(out)),
     "grow": lambda out: grown_runs.grow(grown_runs.configured(out, policy="schedule:epochs=0")),
-    "compare": lambda out: test_comparing.compare(
-        test_comparing.configured(out, policies=["schedule:epochs=0"])
+    "compare": lambda out: test_comparison.compare(
+        test_comparison.configured(out, policies=["schedule:epochs=0"])
     ),
 }
 

@@ -21,8 +21,8 @@ from esper.simic.trainer import build_agent, build_environment
 from esper.storage import runfolder
 from esper.storage.store import Store
 from esper.telemetry.events import ArmFinished
-from esper.trials import comparing
-from esper.trials.comparing import Comparison, Trials
+from esper.trials.comparison import Comparison
+from esper.trials.results import COSTS, ArmRow, Trials
 from esper.trials.running import EpochSaves, build
 from faults.power_cuts import NOTHING, Violation, play
 from null_sink import NullSink
@@ -173,14 +173,13 @@ class Arm(Listed):
 
     def save(self, folder, number):
         told = {field.name: "never" if field.type is str else 0 for field in fields(ArmFinished)}
-        row = {**told, **dict.fromkeys(comparing._COSTS, 0), "type": "ArmFinished", "seed": number}
-        self.arm(folder)._store(*comparing._KEPT, "never", 1.0).save(
-            vars(Trials("never", 1.0, (row,), (), ()))
-        )
+        row = {**told, **dict.fromkeys(COSTS, 0), "type": "ArmFinished", "seed": number}
+        trials = Trials("never", 1.0, (ArmRow(**row),), (), ())
+        self.arm(folder)._arm_store("never", 1.0).save(trials.to_record())
 
     def load(self, folder):
         arms = self.arm(folder)
-        return arms.done["never", 1.0].rows[0]["seed"] if arms._is_known("never", 1.0) else NOTHING
+        return arms.done["never", 1.0].rows[0].seed if arms._is_known("never", 1.0) else NOTHING
 
 
 class Config(Listed):

@@ -177,8 +177,8 @@ FAULTS = [
     Fault(
         "an arm goes on as if it had waited where its rule chose what is not possible",
         "trials/arms.py",
-        "raise IllegalActionError(f",
-        "str(f",
+        "raise IllegalActionError(",
+        "str(",
         "cli/test_own_files.py::test_an_op_that_is_not_possible_names_arm_and_host[run-rash]",
     ),
     Fault(

@@ -54,14 +54,14 @@ FAULTS = [
     ),
     Fault(
         "rows of a resumed comparison come as they are found",
-        "trials/comparing.py",
+        "trials/comparison.py",
         "for arm in dict.fromkeys(arms):  # in this order",
         "for arm in ():  # in this order",
         "faults/test_damage.py::test_rows_of_a_resumed_comparison_are_in_the_order_of_an_undisturbed_one",
     ),
     Fault(
         "nobody looks at the digest of a policy",
-        "simic/checkpoints.py",
+        "tamiyo/policy_files.py",
         'if metadata.get("sha256") != _digest(tensors, metadata["esper"]):',
         'if "sha256" not in metadata:',
         "faults/test_policy_files.py::test_one_changed_bit_anywhere_is_refused_or_changes_nothing",

@@ -17,7 +17,7 @@ from esper.runtime import population
 from esper.runtime.config import TaskConfig
 from esper.trials.config import CompareConfig, RunConfig
 from simic.tiny_runs import events_of
-from trials.test_comparing import configured as comparison
+from trials.test_comparison import configured as comparison
 
 QUIET = Console(quiet=True)
 TASK = {

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from esper.runtime.population import Population
-from esper.trials.comparing import ORACLE, Comparison, summarise
+from esper.trials.comparison import Comparison
+from esper.trials.results import ORACLE, summarise
 from esper.trials.searching import placements_of
-from trials.test_comparing import configured, timeless
+from trials.test_comparison import configured, timeless
 
 STARTS = (0, 2, 4)
 """of an episode of 8"""
@@ -74,7 +75,7 @@ def placed(found):
 
 def test_every_placement_is_an_arm_on_every_seed(found):
     assert set(placed(found)) == EVERY
-    assert all([row["seed"] for row in trials.rows] == [0, 1] for trials in placed(found).values())
+    assert all([row.seed for row in trials.rows] == [0, 1] for trials in placed(found).values())
 
 
 def test_an_arm_plants_its_seed_where_and_when_it_says_and_keeps_it(found):
@@ -90,7 +91,7 @@ def test_an_arm_plants_its_seed_where_and_when_it_says_and_keeps_it(found):
                 blueprint,
                 int(start) + 1,
             )
-            assert row["germinated"] == 1
+            assert row.germinated == 1
             assert built in (((slot, blueprint, "linear"),), ())
             kept = [event["epoch"] for event in acted if event["op"] == "FOSSILIZE"]
             assert not kept or kept == [min(kept)] == [int(start) + 3], "as soon as that is legal"

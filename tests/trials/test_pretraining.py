@@ -18,10 +18,10 @@ from esper.runtime.population import Population
 from esper.runtime.tasks.registry import TASKS
 from esper.storage import runfolder
 from esper.trials.arms import Entry, Stopped, prepare_host
-from esper.trials.comparing import Comparison
+from esper.trials.comparison import Comparison
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
-from trials.test_comparing import all_timeless, compare, configured, timeless
+from trials.test_comparison import all_timeless, compare, configured, timeless
 
 PICTURES = replace(IMAGES, name="pictures", epochs=3)
 """A host with batch norm."""
@@ -102,13 +102,11 @@ def test_networks_of_fixed_size_begin_from_scratch(found, scratch):
 
 
 def test_trained_hosts_get_as_many_more_epochs_as_the_others(found, scratch):
-    assert {row["epochs"] for row in found.done["never", 1.0].rows} == {8}
-    assert {row["epochs"] for row in found.done["final-whole of heuristic", 1.0].rows} == {
-        8 + EPOCHS
-    }
+    assert {row.epochs for row in found.done["never", 1.0].rows} == {8}
+    assert {row.epochs for row in found.done["final-whole of heuristic", 1.0].rows} == {8 + EPOCHS}
     ours, theirs = found.done["never", 1.0], scratch["never", 1.0]
-    assert [row["flops"] for row in ours.rows] == [row["flops"] for row in theirs.rows]
-    assert [row["test_loss"] for row in ours.rows] != [row["test_loss"] for row in theirs.rows]
+    assert [row.flops for row in ours.rows] == [row.flops for row in theirs.rows]
+    assert [row.test_loss for row in ours.rows] != [row.test_loss for row in theirs.rows]
 
 
 def test_the_oracles_placements_go_on_from_trained_hosts_too(found, tmp_path):

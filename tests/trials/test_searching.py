@@ -13,13 +13,13 @@ from esper.runtime.population import Population
 from esper.simic.checkpoints import episodes_of
 from esper.storage.runfolder import PLANS
 from esper.tamiyo.policy_names import make_policy
-from esper.trials import comparing
+from esper.trials import comparison
 from esper.trials.arms import Stopped
-from esper.trials.comparing import summarise
-from esper.trials.searching import Draws, Search, Searching, read_search, write_plan
+from esper.trials.results import summarise
+from esper.trials.searching import Draws, Searching, SearchSettings, Step, read_search, write_plan
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
-from trials.test_comparing import LR, compare, configured, logged, timeless
+from trials.test_comparison import LR, compare, configured, logged, timeless
 from trials.test_published_policy import POLICIES
 from trials.test_running import trained
 
@@ -45,7 +45,7 @@ def searched(value, **settings):
         played.extend(wanted)
         return [value(policy, host) for policy, host in wanted]
 
-    return *Searching(Search(**settings), FACTS, play).find(), played
+    return *Searching(SearchSettings(**settings), FACTS, play).find(), played
 
 
 def closeness(policy, host=0):
@@ -84,9 +84,9 @@ def test_the_result_is_the_best_on_the_most_hosts():
 
 def test_plans_are_judged_on_the_same_hosts_only():
     """Hosts differ by more than plans do; a plan on one easy host must not beat one on eight."""
-    good, bad = ((0, "r0c1.conv_light"),), ((0, "r0c0.norm"),)
+    good, bad = (Step(0, "r0c1.conv_light"),), (Step(0, "r0c0.norm"),)
     searching = Searching(
-        Search(),
+        SearchSettings(),
         FACTS,
         lambda wanted: [closeness(policy) - 100 * (host > 0) for policy, host in wanted],
     )
@@ -123,7 +123,7 @@ def test_where_every_plan_has_been_tried_it_ends():
         played.extend(wanted)
         return [0.5] * len(wanted)
 
-    Searching(Search(episodes=500, hosts=1), facts_of(model, 2), play).find()
+    Searching(SearchSettings(episodes=500, hosts=1), facts_of(model, 2), play).find()
     assert len(played) == len(set(played)) < 500
 
 
@@ -177,7 +177,7 @@ def test_what_it_was_given_and_found_is_in_the_results(found):
 def test_validation_chooses(found, tmp_path, monkeypatch):
     """Test scores that say the opposite change nothing."""
     _, done, _ = found
-    play = comparing.run_entries
+    play = comparison.run_entries
 
     def opposite(*given, **options):
         runs = play(*given, **options)
@@ -186,7 +186,7 @@ def test_validation_chooses(found, tmp_path, monkeypatch):
             for run in runs
         ]
 
-    monkeypatch.setattr(comparing, "run_entries", opposite)
+    monkeypatch.setattr(comparison, "run_entries", opposite)
     assert (
         compare(configured(tmp_path, policies=[ARM], seeds=2))[ARM, 1.0].plan == done[ARM, 1.0].plan
     )
@@ -224,8 +224,8 @@ def test_its_hosts_are_trained_first_as_the_others_are(tmp_path):
 
 
 def test_settings_reach_the_search():
-    assert read_search("search") == Search()
-    assert read_search("search:episodes=7:plans=3:hosts=2:seed=5") == Search(7, 3, 2, 5)
+    assert read_search("search") == SearchSettings()
+    assert read_search("search:episodes=7:plans=3:hosts=2:seed=5") == SearchSettings(7, 3, 2, 5)
 
 
 # -- what others were given ------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import MeasurementError, UnknownNameError
 from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
-from esper.trials import comparing
+from esper.storage.runfolder import ARMS
+from esper.trials import comparison
 from esper.trials.arms import Entry, architecture_of, prepare_host, run_entries
 from runtime.episodes import BLOBS, IMAGES
 from trials.test_arms import same
-from trials.test_comparing import LR, compare, configured, logged, timeless
+from trials.test_comparison import LR, compare, configured, logged, timeless
 
 BUILT = (
     ("r0c0", "conv_light", "gated"),
@@ -149,13 +150,8 @@ def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
     for arm in FINALS:
         assert found.done[arm].architectures == grown
         for row, other in zip(found.done[arm].rows, found.done["heuristic"].rows, strict=True):
-            assert (
-                row["start_params"]
-                == row["peak_params"]
-                == row["final_params"]
-                == other["final_params"]
-            )
-            assert (row["germinated"], row["fossilized"], row["culled"]) == (0, 0, 0)
+            assert row.start_params == row.peak_params == row.final_params == other.final_params
+            assert (row.germinated, row.fossilized, row.culled) == (0, 0, 0)
     for seed in SEEDS:
         mine, other = (
             found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], "heuristic")
@@ -168,13 +164,13 @@ def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
 def test_the_start_is_the_bare_host_of_each_seed(found):
     assert found.done["start"].architectures == ((), (), ())
     for row, other in zip(found.done["start"].rows, found.done["heuristic"].rows, strict=True):
-        assert row["final_params"] == other["start_params"]
+        assert row.final_params == other.start_params
 
 
 def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
     for row, grown in zip(found.done[FINALS[1]].rows, found.done["heuristic"].rows, strict=True):
-        assert abs(row["flops"] - grown["flops"]) <= 0.5 * row["flops"] / row["epochs"]
-    assert len({row["epochs"] for row in found.done[FINALS[1]].rows}) > 1, (
+        assert abs(row.flops - grown.flops) <= 0.5 * row.flops / row.epochs
+    assert len({row.epochs for row in found.done[FINALS[1]].rows}) > 1, (
         "chosen so that episodes differ"
     )
 
@@ -182,13 +178,13 @@ def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_c
 def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
     for arm in FINALS:
         for row in found.done[arm].rows:
-            rates = [rate for _, rate in found.log.epochs[arm, LR, row["seed"]]]
-            plan = replace(found.task, epochs=row["epochs"])
-            assert rates == [plan.rate(epoch) for epoch in range(row["epochs"])]
+            rates = [rate for _, rate in found.log.epochs[arm, LR, row.seed]]
+            plan = replace(found.task, epochs=row.epochs)
+            assert rates == [plan.rate(epoch) for epoch in range(row.epochs)]
 
 
 def test_the_other_episodes_are_as_long_as_they_say(found):
-    lengths = {arm: {row["epochs"] for row in found.done[arm].rows} for arm in found.done}
+    lengths = {arm: {row.epochs for row in found.done[arm].rows} for arm in found.done}
     assert (lengths["heuristic"], lengths["start"], lengths[FINALS[0]]) == ({8}, {8}, {8})
     assert lengths[FINALS[2]] == {8 + 3}
 
@@ -233,9 +229,7 @@ def test_a_rule_is_tuned_by_its_name_and_may_be_what_others_follow(tmp_path):
             task__epochs=4,
         )
     )
-    assert {
-        arm: {row["germinated"] for row in trials.rows} for (arm, _), trials in done.items()
-    } == {
+    assert {arm: {row.germinated for row in trials.rows} for (arm, _), trials in done.items()} == {
         early: {1},
         late: {2},
         "sham": {2},
@@ -256,11 +250,11 @@ def test_an_arm_that_ends_with_no_number_is_named_and_the_others_are_kept(tmp_pa
             for run, no_number in zip(runs, is_broken, strict=True)
         ]
 
-    monkeypatch.setattr(comparing, "run_entries", one_breaks)
+    monkeypatch.setattr(comparison, "run_entries", one_breaks)
     config = configured(tmp_path, policies=["never", "random"], task__epochs=2)
     with pytest.raises(MeasurementError, match=r"random .*\(host seeds 1\)"):
         compare(config)
-    assert [path.name for path in (tmp_path / comparing.ARMS).iterdir()] == ["never-1.json"]
+    assert [path.name for path in (tmp_path / ARMS).iterdir()] == ["never-1.json"]
 
 
 def test_a_setting_that_this_network_refuses_is_told_before_any_arm_runs(tmp_path):

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.trials.comparing import Trials, summarise, to_csv
-from trials.test_comparing import configured
+from esper.trials.results import ArmRow, Trials, summarise, to_csv
+from trials.test_comparison import configured
 
 NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)
 
@@ -42,7 +42,7 @@ def epochs(arm, seed, accuracy, *, validation=0.5, loss=None, **changes):
 
 
 def trials(arm, scores, rate=1.0, **values):
-    rows = tuple(epochs(arm, seed, score, **values) for seed, score in enumerate(scores))
+    rows = tuple(ArmRow(**epochs(arm, seed, score, **values)) for seed, score in enumerate(scores))
     return Trials(arm, rate, rows, ((),) * len(rows), ((),) * len(rows))
 
 
@@ -70,8 +70,8 @@ def test_an_arm_is_estimated_from_all_its_seeds():
 
 def test_costs_are_means_over_seeds():
     rows = (
-        epochs("heuristic", 0, 0.5),
-        epochs("heuristic", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0),
+        ArmRow(**epochs("heuristic", 0, 0.5)),
+        ArmRow(**epochs("heuristic", 1, 0.5, flops=3000, seconds=4.0, peak_params=50, culled=0)),
     )
     arm = summary(Trials("heuristic", 1.0, rows, ((), ()), ((), ())))["arms"]["heuristic"]
     assert (arm["flops"], arm["seconds"], arm["peak_params"], arm["culled"]) == (2000, 3.0, 40, 0.5)

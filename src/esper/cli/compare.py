@@ -19,8 +19,9 @@ from esper.simic.team import code_digest
 from esper.storage import runfolder
 from esper.storage.files import digest, write_durably
 from esper.trials.arms import Stopped
-from esper.trials.comparing import Comparison, summarise, to_csv
+from esper.trials.comparison import Comparison
 from esper.trials.config import CompareConfig
+from esper.trials.results import summarise, to_csv
 
 CONFIG = CompareConfig
 OPTIONS = options_of(

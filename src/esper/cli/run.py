@@ -81,7 +81,7 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
                 stop_on_signals() as should_stop,
             ):
                 results = run_hosts(
-                    config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, tell=say
+                    config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, say=say
                 )
         except Stopped as stop:
             say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")

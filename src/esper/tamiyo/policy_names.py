@@ -1,13 +1,13 @@
 """What the name of a policy stands for: a rule, sham growth, a search for a plan, or a file.
 
-`parse` tells them apart, and nothing else does. How a plan is searched for is in `trials`.
+`parse` is the only place that decides it. How a plan is searched for is in `trials`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
@@ -16,6 +16,7 @@ from esper.tamiyo.policies import RulePolicy
 from esper.tamiyo.rules import RULES, HostFacts
 
 SEARCH = "search"
+NEVER = "never"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Rule:
     def name(self) -> str:
         """The rule without its settings."""
         return self.text.partition(":")[0]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it plants nothing, so that the host trains alone."""
+        return self.name == NEVER
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it adds no capacity, so that there is no final network to compare with."""
+        return self.is_static
 
     def settings(self) -> dict[str, Any]:
         """The settings that the text gives, checked; others have their defaults."""
@@ -63,6 +74,11 @@ class Rule:
 class Sham(Rule):
     """Growth without its capacity; a comparison replays another arm's events instead."""
 
+    @property
+    def is_control(self) -> bool:
+        """It adds no capacity."""
+        return True
+
     def blueprints(self) -> tuple[str, ...]:
         """The sham blueprint, which no task has by itself."""
         return (SHAM,)
@@ -73,6 +89,8 @@ class Search:
     """A search for a plan, as "search" or "search:episodes=100:plans=16"."""
 
     text: str
+
+    is_control: ClassVar[bool] = False
 
     def settings(self, kind: type) -> dict[str, Any]:
         """The settings that the text gives, checked by the fields of the dataclass `kind`."""
@@ -88,6 +106,7 @@ class File:
     """A trained policy in a file of `esper ppo`."""
 
     text: str
+    is_control: ClassVar[bool] = False
 
     @property
     def path(self) -> Path:
@@ -117,6 +136,7 @@ class File:
 
 
 PolicyName = Rule | Sham | Search | File
+"""All that `parse` can answer."""
 
 
 def parse(text: str) -> PolicyName:

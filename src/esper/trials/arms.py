@@ -1,6 +1,6 @@
-"""One arm of a comparison:
+"""One arm of a comparison: a policy's whole episode on a set of host seeds.
 
-a policy's whole episode on a set of host seeds, from first epoch to harvested networks.
+It goes from the first epoch to the harvested networks.
 """
 
 import time
@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -24,20 +25,33 @@ from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import compute_batch_masks, only_waiting
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import NetworkPolicy, Policy
-from esper.tamiyo.policy_names import make_policy
+from esper.tamiyo.policy_names import parse_rule
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
-Planting = tuple[str, str, str]  # (slot, blueprint, blend)
 Populate = Callable[[Task, Sequence[int]], Population]
-Watch = Callable[[int, Sequence[Event]], None]  # is given an epoch and what happened in it
-Say = Callable[[str], None]  # is given a line for people
+"""Makes the hosts of a task, one for each random seed."""
+
+Watch = Callable[[int, Sequence[Event]], None]
+"""Is called after every epoch, with its number and what happened in it."""
+
+Say = Callable[[str], None]
+"""Is called with a line for people."""
 
 
-class Stopped(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; `epochs` epochs of a run, or the finished arms of a comparison, are
-    saved.
+class Planting(NamedTuple):
+    """Something that grew: where, what, and how it is blended in."""
+
+    slot: str
+    blueprint: str
+    blend: str
+
+
+class Stopped(Exception):  # noqa: N818  # it reports no mistake
+    """The user asked to stop.
+
+    `epochs` epochs of a run, or the finished arms of a comparison, are saved.
     """
 
     def __init__(self, epochs: int = 0):
@@ -46,17 +60,20 @@ class Stopped(Exception):  # noqa: N818  # nobody made a mistake
 
 @dataclass(frozen=True)
 class Entry:
-    """One host of a comparison: where it starts and who decides about it."""
+    """One host of a comparison: where it starts and what decides about it."""
 
     arm: str
     seed: int
     policy: str | Callable[[HostFacts], Policy]
     built_in: tuple[Planting, ...] = ()  # what is part of the network from its first step on
-    weights: Mapping[str, Tensor] | None = None  # a trained host to go on from; None is a fresh one
+    # a trained host to continue from; None is a fresh one
+    weights: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class ArmRun:
+    """What one entry left behind."""
+
     result: ArmFinished
     events: tuple[Event, ...]
     network: nn.Module
@@ -85,27 +102,28 @@ def run_entries(
     events: list[list[Event]] = [[] for _ in entries]
     for epoch in range(task.epochs):
         happened = play_epoch(episodes, deciders)
-        watch(epoch, [event for of_host in happened for event in of_host])
-        for own, new in zip(events, happened, strict=True):
-            own.extend(new)
+        watch(epoch, list(chain.from_iterable(happened)))
+        for events_of_host, new_events in zip(events, happened, strict=True):
+            events_of_host.extend(new_events)
     finals = population.final_scores()
     seconds = (time.perf_counter() - started) / len(entries)
-    runs = []
-    for entry, run, own, start, final in zip(
-        entries, population.runs, events, start_params, finals, strict=True
-    ):
-        stages = Counter(event.after for event in own if isinstance(event, StageChanged))
-        result = arm_result(entry.arm, run, final, stages, start_params=start, seconds=seconds)
-        runs.append(
-            ArmRun(
-                result,
-                tuple(own),
-                final.network,
-                run.ledger.peak_params,
-                architecture_of(run.model),
-            )
+    arm_runs = []
+    for host, entry in enumerate(entries):
+        run = population.runs[host]
+        final = finals[host]
+        stages = Counter(event.after for event in events[host] if isinstance(event, StageChanged))
+        result = arm_result(
+            entry.arm, run, final, stages, start_params=start_params[host], seconds=seconds
         )
-    return runs
+        arm_run = ArmRun(
+            result=result,
+            events=tuple(events[host]),
+            network=final.network,
+            peak_params=run.ledger.peak_params,
+            architecture=architecture_of(run.model),
+        )
+        arm_runs.append(arm_run)
+    return arm_runs
 
 
 def arm_result(
@@ -117,12 +135,13 @@ def arm_result(
     start_params: int,
     seconds: float,
 ) -> ArmFinished:
-    """What one episode came to; `stages` counts how often each began.
+    """What one episode came to; `stages` counts how often each stage began.
 
-    What is not there any more counts as culled.
+    A seed that is not there any more counts as culled.
     """
+    germinated = stages.get("GERMINATED", 0)
     kept = sum(len(slot.fossils) - slot.built_in for slot in run.slots)
-    here = kept + sum(slot.seed is not None for slot in run.slots)
+    growing = sum(slot.seed is not None for slot in run.slots)
     return ArmFinished(
         arm=arm,
         seed=run.seed,
@@ -134,9 +153,9 @@ def arm_result(
         test_loss=final.loss,
         flops=run.ledger.flops,
         seconds=seconds,
-        germinated=stages.get("GERMINATED", 0),
+        germinated=germinated,
         fossilized=kept,
-        culled=stages.get("GERMINATED", 0) - here,
+        culled=germinated - kept - growing,
     )
 
 
@@ -145,8 +164,8 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
     run = population.runs[host]
     if entry.weights is not None:
         run.model.host.load_state_dict(dict(entry.weights))
-    for planting in entry.built_in:
-        run.model.build_in(*planting)
+    for slot_id, blueprint, blend in entry.built_in:
+        run.model.build_in(slot_id, blueprint, blend)
     run.prime()
     run.ledger.peak_params = run.model.total_params
     population.governors[host].keep()
@@ -154,43 +173,44 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
 
 def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
     """What was grown for good, slot by slot."""
-    slots = [model.slot(slot_id) for slot_id in model.slot_config.slot_ids]
-    grown = [
-        (slot.slot_id, *each)
-        for slot in slots
-        for each in zip(slot.fossil_names, slot.fossils, strict=True)
-    ]
-    return tuple(
-        (slot_id, name, "gated" if has_gate(fossil) else "linear")
-        for slot_id, name, fossil in grown
-    )
+    plantings = []
+    for slot_id in model.slot_config.slot_ids:
+        slot = model.slot(slot_id)
+        for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True):
+            blend = "gated" if has_gate(fossil) else "linear"
+            plantings.append(Planting(slot=slot_id, blueprint=name, blend=blend))
+    return tuple(plantings)
 
 
 class Decider:
-    """One host's policy, what it remembers, and what it sees."""
+    """One host's policy, what it remembers, and what it sees.
+
+    `arm` names it in errors.
+    """
 
     def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
-        self.policy, self.tracker, self.arm = policy, tracker, arm
+        self.policy = policy
+        self.tracker = tracker
+        self.arm = arm
         self.memory: Any = None
-        self.recalled: Callable[[], AbstractContextManager[None]] = (
-            nullcontext  # what is wrong with it may show late
-        )
-        self.is_plan = getattr(
-            policy, "is_plan", False
-        )  # whether it may want several ops in one decision
+        # around every decision: what is wrong with a restored memory may show late
+        self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext
+        # whether it may want several ops in one decision
+        self.is_plan = getattr(policy, "is_plan", False)
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
     def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
-        """The raw indices of this host's next action; WAIT where it may not act, or `is_again` and
-        nothing is left.
+        """The raw indices of this host's next action.
+
+        It is WAIT where the host may not act, or `is_again` and nothing is left to do.
         """
-        policy, masks = self.policy, compute_batch_masks([view])
-        masks = masks if may_act else only_waiting(masks)
-        observation = (
-            observe([self.tracker], policy.reads_telemetry)
-            if isinstance(policy, NetworkPolicy)
-            else None
-        )
+        policy = self.policy
+        masks = compute_batch_masks([view])
+        if not may_act:
+            masks = only_waiting(masks)
+        observation = None
+        if isinstance(policy, NetworkPolicy):
+            observation = observe([self.tracker], policy.reads_telemetry)
         with self.recalled():
             memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans
             actions, self.memory = policy.decide(observation, masks, [view.reports], memory)
@@ -199,20 +219,26 @@ class Decider:
 
 
 def make_decider(
-    episodes: Episodes, host: int, arm: str | Callable[[HostFacts], Policy], name: str = ""
+    episodes: Episodes, host: int, policy: str | Callable[[HostFacts], Policy], arm: str = ""
 ) -> Decider:
-    """The policy of one host, by name or built for its facts, with nothing remembered yet; `name`
-    is for errors.
+    """The policy of one host, by name or built for its facts, with nothing remembered yet.
+
+    `arm` names it in errors; by default that is the name of the policy.
     """
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
-    policy = make_policy(arm, facts) if isinstance(arm, str) else arm(facts)
-    run.is_static = arm == "never"
-    return Decider(policy, episodes.trackers[host], name or str(arm))
+    run.is_static = False
+    if isinstance(policy, str):
+        rule = parse_rule(policy)
+        built: Policy = rule.build(facts)
+        run.is_static = rule.is_static
+    else:
+        built = policy(facts)
+    return Decider(built, episodes.trackers[host], arm or str(policy))
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:
-    """Train, measure, decide, act, tick: one epoch of every host, told as events."""
+    """One epoch of every host: train, measure, decide, act, tick; what happened to each."""
     happened = episodes.train()
     act_on_epoch(episodes, deciders, happened)
     return happened
@@ -223,17 +249,18 @@ def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[E
 
     What the masks did not allow is its policy's mistake: it must not count as waiting.
     """
-    run, happened, reason = episodes.population.runs[host], list[Event](), ""
+    reasons: list[str] = []
+    happened: list[Event] = []
     try:
         happened = episodes.act(host, choice)
+        reasons += [event.reason for event in happened if isinstance(event, ActionRefused)]
     except SettingError as problem:  # outside the space
-        reason = str(problem)
-    if reason := reason or next(
-        (event.reason for event in happened if isinstance(event, ActionRefused)), ""
-    ):
-        where = f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}"
+        reasons.append(str(problem))
+    if reasons:
+        run = episodes.population.runs[host]
         raise IllegalActionError(
-            f"{where}: {choice} is not possible: {reason} Choose what the masks allow."
+            f"arm {arm!r}, host {host} (random seed {run.seed}), epoch {run.epoch}: "
+            f"{choice} is not possible: {reasons[0]} Choose what the masks allow."
         )
     return happened
 
@@ -241,28 +268,25 @@ def carry_out(episodes: Episodes, host: int, arm: str, choice: Choice) -> list[E
 def act_on_epoch(
     episodes: Episodes, deciders: Sequence[Decider], happened: list[list[Event]]
 ) -> None:
-    """Decide, act and tick after an epoch that was measured; what happens is added to each host's
-    events.
+    """Decide, act and tick after an epoch that was measured.
+
+    What happens is added to each host's events.
     """
     for host, (decider, view) in enumerate(zip(deciders, episodes.views, strict=True)):
-        is_last = (
-            episodes.population.runs[host].epoch >= episodes.population.task.epochs
-        )  # nobody would train it
+        run = episodes.population.runs[host]
+        # what is planted after the last epoch would never be trained
+        is_last = run.epoch >= episodes.population.task.epochs
         # of a host that was rolled back nothing was measured as it is now
-        may_act = not is_last and not any(
-            isinstance(event, HostRolledBack) for event in happened[host]
-        )
+        was_rolled_back = any(isinstance(event, HostRolledBack) for event in happened[host])
+        may_act = not is_last and not was_rolled_back
         started = time.perf_counter()
         choice = decider.decide(view, may_act)
         while may_act and choice[0] != OP_WAIT:
             happened[host] += carry_out(episodes, host, decider.arm, choice)
             if not decider.is_plan:
                 break
-            choice = decider.decide(
-                episodes.population.runs[host].model.view(), may_act, is_again=True
-            )
-        episodes.charge_policy(
-            [host], 0 if is_last else decider.flops, time.perf_counter() - started
-        )
+            choice = decider.decide(run.model.view(), may_act, is_again=True)
+        seconds = time.perf_counter() - started
+        episodes.charge_policy([host], 0 if is_last else decider.flops, seconds)
     for events, ticked in zip(happened, episodes.tick(), strict=True):
         events += ticked

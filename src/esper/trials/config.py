@@ -4,11 +4,10 @@ The work is elsewhere.
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
@@ -16,33 +15,49 @@ from esper.simic.config import TrainingConfig
 from esper.storage.runfolder import POLICY
 from esper.storage.store import digest_json
 from esper.tamiyo.policy_files import MOST_WIDTH
-from esper.tamiyo.policy_names import File, Rule, parse
+from esper.tamiyo.policy_names import File, Rule, Sham, parse
 from esper.tamiyo.rules import RULES
 from esper.trials.searching import read_search
 
-ALL = "all"  # Stands for every arm that grows.
-_MOST_POLICY = (
-    192 * MOST_WIDTH**2
-)  # Bytes: all weights of the widest policy, with what its optimiser remembers.
+ALL = "all"
+"""Stands for every arm that grows."""
+
+START = "start"
+"""The arm of the bare host, trained from scratch as the final networks are."""
+
+# Bytes: all weights of the widest policy, with what its optimiser remembers.
+_MOST_POLICY = 192 * MOST_WIDTH**2
+
+
+class FinalNetwork(NamedTuple):
+    """A network of fixed size that an arm ended with, trained from scratch."""
+
+    kind: str  # final, final-equal-flops or final-whole
+    follows: str  # the arm that grew it
 
 
 class TrialConfig(HostsConfig):
     """What a run of a policy and a comparison have in common."""
 
     def digest(self, *names: str) -> str:
-        """Of settings, by default of all that decide the results: what is saved is bound to it."""
+        """The sha256 of settings, by default of all that decide the results.
+
+        What is saved is bound to it.
+        """
         values = self.settled().model_dump(mode="json", exclude={"out", "data_root", "telemetry"})
         return digest_json({name: values[name] for name in names or values})
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
         """The defaults, with the hosts and episodes of a preset if one is named."""
-        return cls.of(
-            {} if preset is None else {"task": TrainingConfig.from_preset(preset).task.model_dump()}
-        )
+        if preset is None:
+            return cls.of({})
+        return cls.of({"task": TrainingConfig.from_preset(preset).task.model_dump()})
 
 
 class RunConfig(TrialConfig):
+    """What decides an `esper run`: one policy on one or many hosts."""
+
     policy: str = Field("heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint")
     hosts: int = Field(1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     telemetry: TelemetrySettings = Field(
@@ -51,19 +66,23 @@ class RunConfig(TrialConfig):
     out: Path = Field(Path("runs/run"), description="run folder")
 
     def check(self) -> None:
+        """Refuse a policy that does not exist, and devices without hosts."""
         super().check()
         refuse_idle(self.hosts, self.devices)
         _require_policy("policy", self.policy, self.out / POLICY)
 
     def settled(self) -> Self:
-        """The same with the task's own length and budget written out, for whoever reads the run
-        folder.
+        """The same with the task's own length and budget written out.
+
+        So a reader of the run folder sees them.
         """
         budget = {"budget": self.task.build().budget}
         return self.model_copy(update={"task": self.settled_task.model_copy(update=budget)})
 
 
 class CompareConfig(TrialConfig):
+    """What decides an `esper compare`: arms, controls, hosts and learning rates."""
+
     policies: tuple[str, ...] = Field(("never", "sham", "heuristic", "random"), min_length=1)
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
@@ -83,6 +102,7 @@ class CompareConfig(TrialConfig):
     out: Path = Field(Path("runs/compare"), description="folder for results")
 
     def check(self) -> None:
+        """Refuse arms that do not exist, and settings that contradict each other."""
         super().check()
         if len(split_names(self.devices)) > 1:
             raise SettingError(
@@ -90,34 +110,48 @@ class CompareConfig(TrialConfig):
             )
         for policy in self.policies:
             self._require_arm(policy)
-        needs = [name for name in self.static if name != "start"] + [SHAM] * (SHAM in self.policies)
-        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
-        if unknown := [
-            arm for arm in self.followed or ((ALL,) if needs else ()) if arm not in grown
-        ]:
-            what, known = ", ".join(needs) or "final networks", ", ".join(grown) or "none"
-            found = (
-                f"{what} follow the arm {unknown[0]!r}, which is not among the "
-                f"policies that grow ({known})"
-            )
-            raise SettingError(f"{found}. Add it, or name others with --final-of.")
+        self._require_followed()
         if "final-whole" in self.static and not self.pretrain:
             raise SettingError(
                 "final-whole trains for pretraining and growth together; it needs --pretrain."
             )
-        longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]
-        if (longer or self.pretrain) and self.task.build().clock == "compute":
-            what = (
-                f"replace {longer[0]} by final"
-                if longer
-                else "omit --pretrain, which nobody pays for"
-            )
-            raise SettingError(f"with clock compute every arm has the same FLOPs; {what}.")
+        self._require_equal_compute()
         if any(not 1e-6 <= rate <= 1e6 for rate in self.rates):
             raise SettingError(
                 f"rates are {list(self.rates)}, but are multiples and must lie "
-                f"between 1e-6 and 1e6."
+                "between 1e-6 and 1e6."
             )
+
+    def _require_followed(self) -> None:
+        """Refuse followers, final networks and sham growth, of an arm that does not grow."""
+        followers: list[str] = [name for name in self.static if name != START]
+        followers += [policy for policy in self.policies if isinstance(parse(policy), Sham)]
+        followed = self.followed
+        if followers and not followed:
+            followed = (ALL,)
+        for arm in followed:
+            if arm not in self.grown:
+                raise SettingError(
+                    f"{', '.join(followers) or 'final networks'} follow the arm {arm!r}, which is "
+                    f"not among the policies that grow ({', '.join(self.grown) or 'none'}). "
+                    "Add it, or name others with --final-of."
+                )
+
+    def _require_equal_compute(self) -> None:
+        """Refuse arms that would train longer than others where all have the same FLOPs."""
+        longer = [name for name in self.static if name in ("final-equal-flops", "final-whole")]
+        if not longer and not self.pretrain:
+            return
+        if self.task.build().clock != "compute":
+            return
+        if longer:
+            raise SettingError(
+                f"with clock compute every arm has the same FLOPs; replace {longer[0]} by final."
+            )
+        raise SettingError(
+            "with clock compute every arm has the same FLOPs; omit --pretrain, which no arm "
+            "pays for."
+        )
 
     def _require_arm(self, policy: str) -> None:
         """Refuse an arm that does not exist, or that searches on the comparison's own hosts."""
@@ -133,19 +167,24 @@ class CompareConfig(TrialConfig):
             )
 
     @property
-    def followed(self) -> tuple[str, ...]:
-        """Arms that have final networks; sham replays the first."""
-        grown = [policy for policy in self.policies if policy not in ("never", SHAM)]
-        return tuple(dict.fromkeys(grown if self.final_of == (ALL,) else self.final_of))
+    def grown(self) -> list[str]:
+        """Policies that add capacity."""
+        return [policy for policy in self.policies if not parse(policy).is_control]
 
     @property
-    def finals(self) -> dict[str, tuple[str, str]]:
-        """Every network of fixed size that can follow an arm:
+    def followed(self) -> tuple[str, ...]:
+        """Arms that have final networks; sham replays the first."""
+        arms = self.grown if self.final_of == (ALL,) else self.final_of
+        return tuple(dict.fromkeys(arms))
 
-        its name -> what it is and the arm.
-        """
-        kinds = ("final", "final-equal-flops", "final-whole")
-        return {f"{kind} of {arm}": (kind, arm) for kind in kinds for arm in self.followed}
+    @property
+    def finals(self) -> dict[str, FinalNetwork]:
+        """Every network of fixed size that can follow an arm, by the name of its own arm."""
+        networks = {}
+        for kind in ("final", "final-equal-flops", "final-whole"):
+            for arm in self.followed:
+                networks[f"{kind} of {arm}"] = FinalNetwork(kind=kind, follows=arm)
+        return networks
 
     @property
     def checkpoints(self) -> list[str]:
@@ -154,6 +193,7 @@ class CompareConfig(TrialConfig):
 
     @property
     def host_seeds(self) -> list[int]:
+        """The random seeds of the hosts, the same for all arms."""
         return [self.seed + number for number in range(self.seeds)]
 
 

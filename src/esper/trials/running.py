@@ -1,19 +1,21 @@
-"""`esper run`:
+"""`esper run`: one policy on one or many hosts, saved after every epoch.
 
-one policy on one or many hosts, saved after every epoch. What surrounds the loop is in `cli`.
+What surrounds the loop is in `cli`.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from esper.episodes import Episodes
-from esper.kasmina.blueprints import SHAM
 from esper.kasmina.exporting import export_network
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
@@ -22,15 +24,29 @@ from esper.runtime.storing import can_be_stored, describe_population, restore_po
 from esper.simic.checkpoints import other_episodes
 from esper.storage import runfolder
 from esper.storage.store import NewFile, Store, fitting, require_plain
+from esper.tamiyo.policies import NetworkPolicy, Policy
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.sink import Sink
 from esper.trials.arms import Decider, Say, Stopped, Watch, act_on_epoch, arm_result, make_decider
 from esper.trials.config import RunConfig
 
-KEPT_EPOCHS = 2  # Newest epochs whose hosts stay on disk.
+KEPT_EPOCHS = 2
+"""Newest epochs whose hosts stay on disk."""
+
 _MEMORY = "memory"
+StageCounts = dict[str, int]
+"""How often each stage began on one host."""
+
+
+class Restored(NamedTuple):
+    """The newest whole epoch of a run that was interrupted."""
+
+    epoch: int
+    happened: list[list[Event]]  # in that epoch, host by host
+    counts: list[StageCounts]  # before that epoch, host by host
 
 
 @memory_errors()
@@ -41,57 +57,71 @@ def run_hosts(
     resume: bool = False,
     watch: Watch = lambda epoch, events: None,
     should_stop: Callable[[], bool] = lambda: False,
-    tell: Say = lambda line: None,
+    say: Say = lambda line: None,
 ) -> list[ArmFinished]:
-    """Play the hosts' episodes under the policy and score the results; the caller holds the
-    folder's lock.
+    """Play the hosts' episodes under the policy and score the results.
+
+    The caller holds the folder's lock. `say` gets lines for people.
     """
     with repeatable_kernels(config.deterministic), limited_threads(config.threads):
-        episodes, deciders = build(config, resume, tell)
+        episodes, deciders = build(config, resume, say)
         population = episodes.population
-        population.describe(tell)
+        population.describe(say)
         saves = EpochSaves(config.out, population, deciders, sink, config.digest())
-        first, measured, counts = (resume and saves.restore()) or (
-            0,
-            None,
-            [{} for _ in population.runs],
-        )
+        restored = saves.restore() if resume else None
+        first = 0 if restored is None else restored.epoch
+        counts: list[StageCounts] = [{} for _ in population.runs]
+        if restored is not None:
+            counts = restored.counts
         for epoch in range(first, population.task.epochs):
-            if epoch == first and measured is not None:
+            if epoch == first and restored is not None:
                 episodes.look_again()
-                happened = measured
+                happened = restored.happened
             else:
                 happened = episodes.train()
                 saves.save(epoch, happened, counts)
             act_on_epoch(episodes, deciders, happened)
-            for own, events in zip(counts, happened, strict=True):
+            for counts_of_host, events in zip(counts, happened, strict=True):
                 for event in events:
                     sink.write(event)
                     if isinstance(event, StageChanged):
-                        own[event.after] = own.get(event.after, 0) + 1
-            watch(epoch, [event for events in happened for event in events])
+                        counts_of_host[event.after] = counts_of_host.get(event.after, 0) + 1
+            watch(epoch, list(chain.from_iterable(happened)))
             if should_stop() and epoch + 1 < population.task.epochs:
                 raise Stopped(saves.epochs)
         return _finish(config, episodes, counts, sink)
 
 
 def build(
-    config: RunConfig, is_resumed: bool = False, tell: Say = lambda line: None
+    config: RunConfig, is_resumed: bool = False, say: Say = lambda line: None
 ) -> tuple[Episodes, list[Decider]]:
-    """Fresh hosts and whoever decides about each; of a trained policy the run keeps a copy, which
-    it goes on with.
+    """Fresh hosts, and what decides about each of them.
+
+    Of a trained policy the run keeps a copy, with which it continues.
     """
+    name = parse(config.policy)
     task = config.task.build()
-    task = replace(task, blueprints=(SHAM,)) if config.policy == SHAM else task
+    blueprints = name.blueprints()
+    if blueprints:
+        task = replace(task, blueprints=blueprints)
     seeds = [config.seed + number for number in range(config.hosts)]
     population = Population(
         task, seeds, config.devices, data_root=config.data_root, **config.way_to_run
     )
     episodes = Episodes(population)
-    if isinstance(parse(config.policy), Rule):
-        return episodes, [
-            make_decider(episodes, host, config.policy) for host in range(config.hosts)
-        ]
+    policy: str | Callable[[HostFacts], Policy] = config.policy
+    if not isinstance(name, Rule):
+        trained = _trained_policy(config, population, is_resumed, say)
+        policy = lambda facts: trained  # noqa: E731  # one policy for all hosts
+    return episodes, [
+        make_decider(episodes, host, policy, config.policy) for host in range(config.hosts)
+    ]
+
+
+def _trained_policy(
+    config: RunConfig, population: Population, is_resumed: bool, say: Say
+) -> NetworkPolicy:
+    """The policy of a checkpoint, read from the run's own copy of it."""
     store = Store(
         config.out / runfolder.POLICY_MANIFEST,
         "policy of a run",
@@ -101,32 +131,32 @@ def build(
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
     if kept is None:
-        load_fitting(source := Path(config.policy), space)
-        if line := other_episodes(source, population.task):
-            tell(line)
+        source = Path(config.policy)
+        load_fitting(source, space)
+        warning = other_episodes(source, population.task)
+        if warning:
+            say(warning)
         kept = store.save(
             {}, {"policy": NewFile(name=runfolder.POLICY, content=source.read_bytes())}
         )
-    policy = load_fitting(store.path(kept, "policy"), space)
-    return episodes, [
-        make_decider(episodes, host, lambda facts: policy, config.policy)
-        for host in range(config.hosts)
-    ]
+    return load_fitting(store.path(kept, "policy"), space)
 
 
 def _finish(
-    config: RunConfig, episodes: Episodes, counts: list[dict[str, int]], sink: Sink
+    config: RunConfig, episodes: Episodes, counts: list[StageCounts], sink: Sink
 ) -> list[ArmFinished]:
     """Harvest, read the test split, write the results down."""
     results = []
     for host, final in enumerate(episodes.population.final_scores()):
         run = episodes.population.runs[host]
-        start, seconds = (
-            run.model.host_params,
-            sum(cost.seconds for cost in run.ledger.phases.values()),
-        )
+        seconds = sum(cost.seconds for cost in run.ledger.phases.values())
         result = arm_result(
-            config.policy, run, final, counts[host], start_params=start, seconds=seconds
+            config.policy,
+            run,
+            final,
+            counts[host],
+            start_params=run.model.host_params,
+            seconds=seconds,
         )
         export_network(run.model, runfolder.network_folder(config.out, host))
         sink.write(episodes.close(host))
@@ -137,8 +167,9 @@ def _finish(
 
 
 class EpochSaves:
-    """Saves every epoch that has been trained and measured, before anything is decided about it;
-    finds the way back.
+    """Saves every epoch that has been trained and measured, and finds the way back.
+
+    It saves before anything is decided about the epoch.
     """
 
     def __init__(
@@ -149,7 +180,9 @@ class EpochSaves:
         sink: Sink,
         bound_to: str | None = None,
     ):
-        self.population, self.deciders, self.sink = population, deciders, sink
+        self.population = population
+        self.deciders = deciders
+        self.sink = sink
         self.epochs = 0  # epochs of the episodes that a resume would not have to train again
         self.store = Store(
             out / runfolder.MANIFEST,
@@ -160,7 +193,7 @@ class EpochSaves:
             bound_to=bound_to,
         )
 
-    def save(self, epoch: int, happened: list[list[Event]], counts: list[dict[str, int]]) -> None:
+    def save(self, epoch: int, happened: list[list[Event]], counts: list[StageCounts]) -> None:
         """A kill after this costs less than an epoch.
 
         Hosts under the governor's suspicion are not saved.
@@ -168,69 +201,68 @@ class EpochSaves:
         if not can_be_stored(self.population):
             return
         hosts, contents = describe_population(self.population)
-        # memories of networks; those of rules are plain data
-        own = {
-            host: each.memory
-            for host, each in enumerate(self.deciders)
-            if isinstance(each.memory, tuple)
-        }
-        tensors = {
-            f"{host}.{n}": t.cpu().contiguous()
-            for host, parts in own.items()
-            for n, t in enumerate(parts)
-        }
+        # memories of networks are tensors; those of rules are plain data
+        tensors: dict[str, Tensor] = {}
+        memories: list[Any] = []
+        for host, decider in enumerate(self.deciders):
+            if isinstance(decider.memory, tuple):
+                for part, tensor in enumerate(decider.memory):
+                    tensors[f"{host}.{part}"] = tensor.cpu().contiguous()
+                memories.append(None)
+            else:
+                memories.append(require_plain(decider.memory))
         contents[_MEMORY] = partial(save_file, tensors)
         facts = {
             "epoch": epoch,
             "corpus": self.population.corpus,
             "events": self.sink.commit(),
-            "memory": [
-                None if isinstance(d.memory, tuple) else require_plain(d.memory)
-                for d in self.deciders
-            ],
+            "memory": memories,
             "trackers": [decider.tracker.state() for decider in self.deciders],
-            "happened": [[to_record(event) for event in events] for events in happened],
+            "happened": [_to_records(events) for events in happened],
             "counts": counts,
             "hosts": hosts,
         }
-        start = f"epoch-{epoch:06d}-"
-        self.store.save(
-            facts,
-            {
-                role: NewFile(name=f"{start}{role}.safetensors", content=content)
-                for role, content in contents.items()
-            },
-        )
+        files = {
+            role: NewFile(name=f"epoch-{epoch:06d}-{role}.safetensors", content=content)
+            for role, content in contents.items()
+        }
+        self.store.save(facts, files)
         self.epochs = epoch + 1
 
-    def restore(self) -> tuple[int, list[list[Event]], list[dict[str, int]]] | None:
-        """Back to the newest whole epoch:
-
-        its number, what happened in it, each host's stages so far; None if none.
-        """
-        if (save := self.store.newest()) is None:
+    def restore(self) -> Restored | None:
+        """Bring everything back to the newest whole epoch; None if there is none."""
+        save = self.store.newest()
+        if save is None:
             self.sink.rewind(runfolder.BEGINNING)
             return None
-        facts, paths = save.facts, {role: self.store.path(save, role) for role in save.files}
+        facts = save.facts
+        paths = {role: self.store.path(save, role) for role in save.files}
         with fitting(self.store.manifest):
             require_corpus(facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
             restore_population(self.population, facts["hosts"], paths)
             tensors = load_file(paths[_MEMORY])
             for host, decider in enumerate(self.deciders):
-                own = f"{host}.0" in tensors
-                decider.memory = (
-                    (tensors[f"{host}.0"], tensors[f"{host}.1"]) if own else facts["memory"][host]
-                )
+                decider.memory = facts["memory"][host]
+                if f"{host}.0" in tensors:
+                    decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
                 decider.recalled = partial(fitting, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
-            kinds = tuple[int, list[dict[str, int]], runfolder.Position]
-            epoch, counts, end = TypeAdapter(kinds).validate_python(
-                (facts["epoch"], facts["counts"], facts["events"])
-            )
+            epoch = TypeAdapter(int).validate_python(facts["epoch"])
+            counts = TypeAdapter(list[StageCounts]).validate_python(facts["counts"])
+            end = TypeAdapter(runfolder.Position).validate_python(facts["events"])
             self.sink.rewind(end)
             self.epochs = epoch + 1
-            happened = [[from_record(record) for record in events] for events in facts["happened"]]
-            [
-                str(event) for events in happened for event in events
-            ]  # what is of another type cannot be told
-            return epoch, happened, counts
+            happened = [_from_records(records) for records in facts["happened"]]
+            return Restored(epoch=epoch, happened=happened, counts=counts)
+
+
+def _to_records(events: Sequence[Event]) -> list[dict[str, Any]]:
+    return [to_record(event) for event in events]
+
+
+def _from_records(records: Sequence[dict[str, Any]]) -> list[Event]:
+    """The events of records; a field of another type is refused, since no line shows it."""
+    events = [from_record(record) for record in records]
+    for event in events:
+        str(event)
+    return events

@@ -20,9 +20,11 @@ from esper.storage.runfolder import ARMS
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.policy_files import read as read_policy
 from esper.telemetry.events import to_record
-from esper.trials import arms, comparing
+from esper.trials import arms, comparison
 from esper.trials.arms import Stopped
-from esper.trials.comparing import CompareConfig, Comparison, Trials
+from esper.trials.comparison import Comparison
+from esper.trials.config import CompareConfig
+from esper.trials.results import Trials
 from trials import grown_runs
 from trials.grown_runs import asked_at, grow
 from trials.test_arms import same
@@ -54,7 +56,7 @@ def compare(config, should_stop=lambda: False, most=None):
     """Every arm's trials, by arm and rate; `most` hosts train side by side, as many as on a GPU."""
     config.out.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(config, lambda line: None, should_stop)
-    comparison.most = most or comparison.most
+    comparison.most_hosts = most or comparison.most_hosts
     return comparison.run()
 
 
@@ -63,7 +65,7 @@ def timeless(trials):
     population, so not that.
     """
     events = [[{**event, "host": 0} for event in own] for own in trials.events]
-    return [{**row, "seconds": 0} for row in trials.rows], trials.architectures, events
+    return [{**row.model_dump(), "seconds": 0} for row in trials.rows], trials.architectures, events
 
 
 def all_timeless(done):
@@ -77,7 +79,7 @@ def logged():
     each episode's data order and learning rates, what it leaves, who trains beside it.
     """
     log = SimpleNamespace(epochs={}, left={}, sizes=[], ledgers={})
-    prepare, begin, live = arms.prepare_host, HostRun.begin_epoch, comparing.run_entries
+    prepare, begin, live = arms.prepare_host, HostRun.begin_epoch, comparison.run_entries
 
     def prepared(population, host, entry):
         prepare(population, host, entry)
@@ -103,7 +105,7 @@ def logged():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arms, "prepare_host", prepared)
         patch.setattr(HostRun, "begin_epoch", begun)
-        patch.setattr(comparing, "run_entries", lived)
+        patch.setattr(comparison, "run_entries", lived)
         yield log
 
 
@@ -162,12 +164,12 @@ def test_the_host_alone_as_policy_as_sham_and_as_static_net_is_one_network_to_th
         assert same(never, sham)
         assert same(never, start)
     scores = [
-        [(row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows]
+        [(row.validation_accuracy, row.test_loss) for row in whole.done[arm, 1.0].rows]
         for arm in STATIC_ARMS
     ]
     for arm in ("never", "sham"):
         assert [
-            (row["validation_accuracy"], row["test_loss"]) for row in whole.done[arm, 1.0].rows
+            (row.validation_accuracy, row.test_loss) for row in whole.done[arm, 1.0].rows
         ] == scores[0]
 
 
@@ -183,10 +185,8 @@ def test_sham_growth_goes_through_the_events_of_the_named_arm(whole):
 
 
 def test_rows_are_in_the_order_of_seeds(whole):
-    assert {tuple(row["seed"] for row in trials.rows) for trials in whole.done.values()} == {
-        (0, 1, 2)
-    }
-    assert all(row["arm"] == arm for (arm, _), trials in whole.done.items() for row in trials.rows)
+    assert {tuple(row.seed for row in trials.rows) for trials in whole.done.values()} == {(0, 1, 2)}
+    assert all(row.arm == arm for (arm, _), trials in whole.done.items() for row in trials.rows)
 
 
 @pytest.mark.parametrize("arm", ["heuristic", "random"])
@@ -265,14 +265,14 @@ def test_the_better_rate_is_the_one_that_validation_likes():
         return Trials(
             "heuristic",
             rate,
-            ({"validation_accuracy": validation, "test_accuracy": test},),
+            (SimpleNamespace(validation_accuracy=validation, test_accuracy=test),),
             ((),),
             ((),),
         )
 
     known = [trials(0.5, 0.8, 0.99), trials(1.0, 0.9, 0.1), trials(2.0, 0.9, 0.5)]
     other = Trials(
-        "never", 1.0, ({"validation_accuracy": 1.0, "test_accuracy": 1.0},), ((),), ((),)
+        "never", 1.0, (SimpleNamespace(validation_accuracy=1.0, test_accuracy=1.0),), ((),), ((),)
     )
     done = {(one.arm, one.rate): one for one in [*known, other]}
     assert Comparison.best(SimpleNamespace(done=done), "heuristic") is known[1]
@@ -303,7 +303,7 @@ def test_rates_that_look_alike_have_files_of_their_own(tmp_path):
 
 def test_sham_growth_replays_its_own_rate(rated, monkeypatch):
     """Rules plant alike at every rate, so one of them is told to have done nothing."""
-    monkeypatch.setattr(comparing, "replay", lambda events: events)
+    monkeypatch.setattr(comparison, "replay", lambda events: events)
     own, slow = copy(rated.comparison), rated.done["heuristic", 1e-6]
     own.done = {
         **rated.done,
@@ -319,11 +319,11 @@ def test_sham_growth_replays_its_own_rate(rated, monkeypatch):
 def test_all_that_an_episode_cost_is_in_its_row(whole):
     for (arm, _), trials in whole.done.items():
         for row in trials.rows:
-            ledger = whole.log.ledgers[arm, LR, row["seed"]]
-            assert row["flops"] == sum(cost.flops for cost in ledger.phases.values())
-            assert row["peak_params"] == ledger.peak_params >= row["final_params"]
+            ledger = whole.log.ledgers[arm, LR, row.seed]
+            assert row.flops == sum(cost.flops for cost in ledger.phases.values())
+            assert row.peak_params == ledger.peak_params >= row.final_params
             assert ledger.phases["policy"].seconds > 0
-            assert row["seconds"] >= ledger.phases["policy"].seconds
+            assert row.seconds >= ledger.phases["policy"].seconds
     grown = whole.log.ledgers["heuristic", LR, 0].phases
     assert grown["counterfactual"].flops > 0
     assert grown["counterfactual"].seconds > 0
@@ -341,10 +341,10 @@ def test_the_decisions_of_a_trained_policy_are_paid_for(checkpoint, whole, tmp_p
     with logged() as log:
         (trials,) = compare(configured(tmp_path, policies=[checkpoint])).values()
     for row, alone in zip(trials.rows, whole.done["never", 1.0].rows, strict=True):
-        policy = log.ledgers[checkpoint, LR, row["seed"]].phases["policy"]
-        assert row["test_loss"] == alone["test_loss"]
-        assert row["flops"] - alone["flops"] == policy.flops > 0
-        assert policy.examples == row["epochs"]
+        policy = log.ledgers[checkpoint, LR, row.seed].phases["policy"]
+        assert row.test_loss == alone.test_loss
+        assert row.flops - alone.flops == policy.flops > 0
+        assert policy.examples == row.epochs
 
 
 @pytest.mark.slow
@@ -423,7 +423,7 @@ def test_arms_whose_names_look_alike_are_kept_apart(checkpoint, tmp_path):
     config = configured(tmp_path / "run", policies=policies, task__epochs=2)
     done = compare(config)
     assert compare(config) == done
-    assert [row["arm"] for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [
+    assert [row.arm for trials in done.values() for row in trials.rows] == [policies[0]] * 3 + [
         policies[1]
     ] * 3
 
