@@ -1,7 +1,4 @@
-"""The one loop:
-
-environment, comparison and garden play the same episode, without any action objects.
-"""
+"""Environment, comparison and garden play the same episode, without any action objects."""
 
 from dataclasses import replace
 
@@ -9,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.episodes import Episodes
+from esper.episodes import Episodes, decide
 from esper.garden.garden import Garden
 from esper.leyline.factored_actions import FactoredAction
 from esper.runtime.population import Population
@@ -151,3 +148,59 @@ def test_the_loop_builds_no_action_objects(monkeypatch):
     for _ in range(6):
         play_epoch(episodes, deciders)
     assert len(built) == 1
+
+
+class Plan:
+    """A policy that wants these choices in one decision, one after the other."""
+
+    is_plan = True
+
+    def __init__(self, *choices):
+        self.choices = choices
+
+    def decide(self, observation, masks, reports, memory):
+        number = memory or 0
+        return np.array([[*self.choices, WAIT][number]]), number + 1
+
+    @staticmethod
+    def ask_again(memory):
+        return memory
+
+
+def test_a_plan_is_asked_until_it_waits_and_sees_what_it_has_done():
+    model = Population(POINTS, [SEED]).runs[0].model
+    first = model.view()
+    looked = []
+
+    def look():
+        looked.append(model.view())
+        return looked[-1]
+
+    decisions = []
+    for decision in decide(Plan((1, 0, 1, 0), (1, 1, 1, 0)), first, None, look=look):
+        model.act(decision.choice, decision.view)
+        decisions.append(decision)
+    assert [decision.choice for decision in decisions] == [(1, 0, 1, 0), (1, 1, 1, 0), WAIT]
+    assert [decision.memory for decision in decisions] == [1, 2, 3]
+    assert [decision.view for decision in decisions] == [first, *looked]
+    assert looked[-1].seeds_used == 2
+
+
+def test_any_other_policy_is_asked_once():
+    model = Population(POINTS, [SEED]).runs[0].model
+    policy = Plan((1, 0, 1, 0))
+    policy.is_plan = False
+    (decision,) = decide(policy, model.view(), None, look=model.view)
+    assert decision.choice == (1, 0, 1, 0)
+
+
+def test_where_nothing_may_be_done_a_policy_is_asked_once_and_may_only_wait():
+    model = Population(POINTS, [SEED]).runs[0].model
+    seen = []
+
+    def ask(masks, reports, memory):
+        seen.append(masks)
+        return np.array([(1, 0, 1, 0)]), memory
+
+    (_,) = decide(Plan(), model.view(), None, look=model.view, ask=ask, may_act=False)
+    assert seen[0]["op"].tolist() == [[True, False, False, False]]

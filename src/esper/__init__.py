@@ -10,7 +10,8 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "esper.garden.deepening": ("deepen",),
-    "esper.garden.garden": ("Garden", "grow", "inspect", "load"),
+    "esper.garden.garden": ("Garden",),
+    "esper.garden.grow": ("grow", "inspect", "load"),
     "esper.kasmina.blueprints": ("blueprint",),
     "esper.kasmina.checks": ("check_blueprint", "check_host"),
     "esper.kasmina.model": ("MorphogeneticModel",),
@@ -44,7 +45,8 @@ __all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn
 
 if TYPE_CHECKING:
     from esper.garden.deepening import deepen
-    from esper.garden.garden import Garden, grow, inspect, load
+    from esper.garden.garden import Garden
+    from esper.garden.grow import grow, inspect, load
     from esper.kasmina.blueprints import blueprint
     from esper.kasmina.checks import check_blueprint, check_host
     from esper.kasmina.model import MorphogeneticModel

@@ -1,14 +1,18 @@
-"""The one place where a host's epoch is played:
+"""One epoch of hosts in a population: train, measure, decide, act, tick; what happens are events.
 
-train, measure, decide, act, tick. What happened is told as events.
+There are two loops. `Episodes` plays hosts of a population, whose executors train and measure them.
+A `Garden` sits in a loop of the user's own and measures with the user's `evaluate`. Both take from
+here how a policy is asked about one network (`decide`), how its choice is carried out (`act`), and
+the events that say so.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from esper.kasmina.model import MorphogeneticModel
@@ -23,42 +27,99 @@ from esper.runtime.host import EpochReading
 from esper.runtime.ledger import Charge, Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
+from esper.tamiyo.masks import Masks, compute_batch_masks, only_waiting
+from esper.tamiyo.policies import Actions, Policy, Reports
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 from esper.telemetry import events
 from esper.telemetry.events import Event, LedgerClosed, finite
 
+Ask = Callable[[Masks, Sequence[Reports], Any], tuple[Actions, Any]]
+"""How a policy is asked: masks, reports and memory of one network, as a batch of one."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy wants done to one network."""
+
+    choice: Choice
+    """indices of op, slot, blueprint and blend"""
+    memory: Any
+    """what the policy remembers from now on"""
+    view: GrowthView
+    """the network about which it was asked"""
+
+
+def decide(
+    policy: Policy,
+    view: GrowthView,
+    memory: Any,
+    *,
+    look: Callable[[], GrowthView],
+    ask: Ask | None = None,
+    may_act: bool = True,
+) -> Iterator[Decision]:
+    """Ask a policy about one network, and yield what it wants, until it wants no more.
+
+    Most policies want one thing. A plan may want several ops in one epoch: once you have carried
+    one out, it is asked again about the network as it is then, until it waits.
+
+    Args:
+        policy: whom to ask.
+        view: the network as it stands.
+        memory: what the policy remembers of it; None at the start.
+        look: returns the view after an op, which may have changed the network.
+        ask: asks the policy, where there is more to it than calling `decide` without observation.
+        may_act: whether anything may be done to the network now; if not, only WAIT is open.
+    """
+    ask = ask or partial(policy.decide, None)
+    while True:
+        masks = compute_batch_masks([view])
+        if not may_act:
+            masks = only_waiting(masks)
+        actions, memory = ask(masks, [view.reports], memory)
+        op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
+        yield Decision((op, slot, blueprint, blend), memory, view)
+        if op == OP_WAIT or not may_act or not getattr(policy, "is_plan", False):
+            return
+        memory = policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
+        view = look()
+
 
 class Episodes:
     """The episodes of a population's hosts, side by side.
 
-    `train`, then `act` and `tick` make one epoch.
+    `train`, then `act` and `tick` make one epoch. In events the hosts are numbered from `first` on:
+    other processes have hosts too. `views` are the hosts as they were last measured or restored.
     """
 
     def __init__(self, population: Population, first: int = 0):
         self.population = population
-        self.first = first  # in events, where other processes have hosts too
+        self.first = first
         self.trackers = [self._tracker() for _ in population.runs]
-        self.views: list[GrowthView] = []  # every host as it was last measured or restored
+        self.views: list[GrowthView] = []
 
     def _tracker(self) -> SignalTracker:
         guessing = -math.log(self.population.task.chance)
         return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
 
     def begin(self, host: int, seed: int) -> None:
+        """Begin the next episode of a host, with this random seed."""
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker()
 
     def train(self) -> list[list[Event]]:
-        """Train every host for an epoch and measure it; one that broke is rolled back, one whose
-        rate fell pruned.
+        """Train every host for an epoch and measure it.
+
+        One that broke is rolled back; one whose rate fell is pruned.
         """
         self.start()
         return self.finish()
 
     def start(self) -> None:
-        """Let devices train and measure an epoch of every host; until `finish` nothing happens to
-        these hosts.
+        """Let devices train and measure an epoch of every host.
+
+        Until `finish` nothing else may happen to these hosts.
         """
         self.population.start_epoch(then_evaluate=True)
 
@@ -67,37 +128,53 @@ class Episodes:
         self.population.finish_epoch()
         happened: list[list[Event]] = [[] for _ in self.population.runs]
         for rollback in self.population.evaluate():
-            number, epoch = self._place(rollback.host)
-            happened[rollback.host].append(events.HostRolledBack(number, epoch, rollback.reason))
-            happened[rollback.host] += tell_changes(number, epoch, rollback.changes)
-        # of a host that was rolled back nothing was measured as it is now: it is pruned an epoch
-        # later
-        judged = [[] if told else self.population.prune(host) for host, told in enumerate(happened)]
-        if (compiled := self.population.take_compiled())[0]:
-            happened[0].append(events.BlocksCompiled(*self._place(0), *compiled))
+            number, epoch = self._numbers(rollback.host)
+            happened[rollback.host].append(
+                events.HostRolledBack(host=number, epoch=epoch, reason=rollback.reason)
+            )
+            happened[rollback.host] += report_changes(number, epoch, rollback.changes)
+        verdicts: list[list[FossilVerdict]] = []
+        for host, of_host in enumerate(happened):
+            # of a host that was rolled back nothing was measured as it is now: it is pruned an
+            # epoch later
+            verdicts.append([] if of_host else self.population.prune(host))
+        shapes, seconds = self.population.take_compiled()
+        if shapes:
+            number, epoch = self._numbers(0)
+            happened[0].append(
+                events.BlocksCompiled(host=number, epoch=epoch, shapes=shapes, seconds=seconds)
+            )
         self.views = self.population.views()
-        for host, (run, view) in enumerate(zip(self.population.runs, self.views, strict=True)):
-            reading, progress = run.reading, self.population.progress(host)
-            assert reading is not None
-            self.trackers[host].update(
-                epoch_signals(run.task, progress, reading, view), view.reports
-            )
-            measured = events.HostEpoch(
-                *self._place(host),
-                held_out_loss=finite(reading.held_out_loss),
-                params=run.model.total_params,
-                train_loss=finite(reading.train_loss),
-                held_out_accuracy=finite(reading.held_out_accuracy),
-                flops=run.ledger.flops,
-                steps=run.plan.steps,
-                share=progress,
-            )
-            happened[host] += [measured, *tell_seeds(*self._place(host), view.reports)]
-            happened[host] += tell_fossils(*self._place(host), judged[host])
+        for host, of_host in enumerate(happened):
+            number, epoch = self._numbers(host)
+            of_host.append(self._measured(host))
+            of_host += report_seeds(number, epoch, self.views[host].reports)
+            of_host += report_fossils(number, epoch, verdicts[host])
         return [
-            name_modules(run.model, own)
-            for run, own in zip(self.population.runs, happened, strict=True)
+            name_modules(run.model, of_host)
+            for run, of_host in zip(self.population.runs, happened, strict=True)
         ]
+
+    def _measured(self, host: int) -> events.HostEpoch:
+        """What the epoch came to, which the host's tracker takes up as well."""
+        run = self.population.runs[host]
+        view = self.views[host]
+        reading = run.reading
+        assert reading is not None
+        progress = self.population.progress(host)
+        self.trackers[host].update(epoch_signals(run.task, progress, reading, view), view.reports)
+        number, epoch = self._numbers(host)
+        return events.HostEpoch(
+            host=number,
+            epoch=epoch,
+            held_out_loss=finite(reading.held_out_loss),
+            params=run.model.total_params,
+            train_loss=finite(reading.train_loss),
+            held_out_accuracy=finite(reading.held_out_accuracy),
+            flops=run.ledger.flops,
+            steps=run.plan.steps,
+            share=progress,
+        )
 
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
@@ -106,49 +183,62 @@ class Episodes:
             tracker.reports = dict(view.reports)
 
     def act(self, host: int, choice: Choice) -> list[Event]:
-        """Carry out one decision; what is not possible now is refused, told, and counts as WAIT."""
-        run = self.population.runs[host]
-        told = act(
-            partial(self.population.apply, host), run.model.space, choice, *self._place(host)
-        )
-        return name_modules(run.model, told)
+        """Carry out one decision.
+
+        What is not possible now is refused, which is an event too, and counts as WAIT.
+        """
+        model = self.population.runs[host].model
+        number, epoch = self._numbers(host)
+        happened = act(partial(self.population.apply, host), model.space, choice, number, epoch)
+        return name_modules(model, happened)
 
     def tick(self) -> list[list[Event]]:
         """Stages and ramps of every host take their step."""
-        ticked = enumerate(zip(self.population.runs, self.population.tick(), strict=True))
-        return [
-            name_modules(run.model, tell_changes(*self._place(host), own))
-            for host, (run, own) in ticked
-        ]
+        ticked: list[list[Event]] = []
+        for host, changes in enumerate(self.population.tick()):
+            happened = report_changes(*self._numbers(host), changes)
+            ticked.append(name_modules(self.population.runs[host].model, happened))
+        return ticked
 
     def charge_policy(self, hosts: Collection[int], flops: int, seconds: float) -> None:
-        """Charge a decision about each of these hosts; `seconds` is what all of them took
-        together.
-        """
+        """Charge a decision about each of these hosts; all of them took `seconds` together."""
         for host in hosts:
             charge = Charge("policy", 1, flops)
             self.population.runs[host].ledger.settle([charge], seconds / len(hosts))
         self.population.mark_charged()
 
     def close(self, host: int) -> LedgerClosed:
+        """What the episode of a host has cost."""
         run = self.population.runs[host]
         return close_ledger(self.first + host, run.seed, run.ledger)
 
-    def _place(self, host: int) -> tuple[int, int]:
+    def _numbers(self, host: int) -> tuple[int, int]:
         """Number and epoch of a host, as events have them."""
         return self.first + host, self.population.runs[host].epoch
 
 
 def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
-    """What an episode has cost, without the phases that it did not have; a compiled copy's examples
-    nobody counts.
+    """What an episode has cost, without the phases that it did not have.
+
+    A phase may have seconds and no examples: those of a compiled copy are not counted.
     """
-    flops = {name: cost.flops for name, cost in ledger.phases.items() if cost.examples}
-    examples = {name: cost.examples for name, cost in ledger.phases.items() if cost.examples}
-    seconds = {
-        name: cost.seconds for name, cost in ledger.phases.items() if cost.examples or cost.seconds
-    }
-    return LedgerClosed(host, seed, ledger.peak_params, flops, examples, seconds)
+    flops: dict[str, int] = {}
+    examples: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for phase, cost in ledger.phases.items():
+        if cost.examples:
+            flops[phase] = cost.flops
+            examples[phase] = cost.examples
+        if cost.examples or cost.seconds:
+            seconds[phase] = cost.seconds
+    return LedgerClosed(
+        host=host,
+        seed=seed,
+        peak_params=ledger.peak_params,
+        flops=flops,
+        examples=examples,
+        seconds=seconds,
+    )
 
 
 def act(
@@ -159,84 +249,109 @@ def act(
     epoch: int,
 ) -> list[Event]:
     """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
-    op, (name, slot, *planted) = choice[0], look_up(space, *choice)
+    op = choice[0]
+    name, slot, blueprint, blend = look_up(space, *choice)
     if op == OP_WAIT:
         return []
     try:
         changes = carry_out(choice)
     except IllegalActionError as problem:
-        return [events.ActionRefused(host, epoch, name, slot, str(problem))]
-    blueprint, blend = planted if op == OP_GERMINATE else (None, None)
-    return [
-        events.ActionTaken(host, epoch, name, slot, blueprint, blend),
-        *tell_changes(host, epoch, changes),
-    ]
-
-
-def name_modules(model: MorphogeneticModel, told: Iterable[Any]) -> list[Event]:
-    """Events with the names that the host has for the places of its slots."""
-    return [
-        replace(e, module=model.slot_config.modules[e.slot]) if hasattr(e, "slot") else e
-        for e in told
-    ]
-
-
-def tell_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
-    """The verdicts that were new and the move itself, slot by slot."""
-    told: list[Event] = []
-    for change in changes:
-        before, after = change.before, change.after
-        told += [
-            events.GateJudged(
-                host, epoch, change.slot_id, g.name, g.measured, g.needed, g.verdict.value, g.reason
-            )
-            for g in after.gates
-            if g not in before.gates
+        return [
+            events.ActionRefused(host=host, epoch=epoch, op=name, slot=slot, reason=str(problem))
         ]
-        blueprint, stages = (
-            after.blueprint_id or before.blueprint_id,
-            (before.stage.name, after.stage.name),
-        )
-        told.append(
-            events.StageChanged(host, epoch, change.slot_id, *stages, blueprint, after.alpha)
-        )
-    return told
+    is_planted = op == OP_GERMINATE
+    taken = events.ActionTaken(
+        host=host,
+        epoch=epoch,
+        op=name,
+        slot=slot,
+        blueprint=blueprint if is_planted else None,
+        blend=blend if is_planted else None,
+    )
+    return [taken, *report_changes(host, epoch, changes)]
 
 
-def tell_seeds(
+def name_modules(model: MorphogeneticModel, happened: Iterable[Any]) -> list[Event]:
+    """Events with the names of the host's modules that their slots sit on."""
+    modules = model.slot_config.modules
+    return [
+        replace(event, module=modules[event.slot]) if hasattr(event, "slot") else event
+        for event in happened
+    ]
+
+
+def report_changes(host: int, epoch: int, changes: Iterable[SlotChange]) -> list[Event]:
+    """The verdicts that were new and the move itself, slot by slot."""
+    happened: list[Event] = []
+    for change in changes:
+        before = change.before
+        after = change.after
+        for gate in after.gates:
+            if gate not in before.gates:
+                judged = events.GateJudged(
+                    host=host,
+                    epoch=epoch,
+                    slot=change.slot_id,
+                    gate=gate.name,
+                    measured=gate.measured,
+                    needed=gate.needed,
+                    verdict=gate.verdict.value,
+                    reason=gate.reason,
+                )
+                happened.append(judged)
+        moved = events.StageChanged(
+            host=host,
+            epoch=epoch,
+            slot=change.slot_id,
+            before=before.stage.name,
+            after=after.stage.name,
+            blueprint=after.blueprint_id or before.blueprint_id,
+            alpha=after.alpha,
+        )
+        happened.append(moved)
+    return happened
+
+
+def report_seeds(
     host: int, epoch: int, reports: Mapping[str, SeedStateReport]
 ) -> list[events.SeedMeasured]:
     """Every live seed as it stands after an epoch."""
-    told = []
-    for slot_id, report in reports.items():
-        if report.is_live:
-            own = report.metrics
-            seed = (
-                slot_id,
-                report.stage.name,
-                report.blueprint_id,
-                report.alpha,
-                report.seed_age_epochs,
-            )
-            gain = (
-                finite(own.counterfactual_contribution),
-                finite(own.counterfactual_standard_error),
-            )
-            told.append(events.SeedMeasured(host, epoch, *seed, own.seed_param_count, *gain))
-    return told
+    return [
+        events.SeedMeasured(
+            host=host,
+            epoch=epoch,
+            slot=slot_id,
+            stage=report.stage.name,
+            blueprint=report.blueprint_id,
+            alpha=report.alpha,
+            age=report.seed_age_epochs,
+            params=report.metrics.seed_param_count,
+            contribution=finite(report.metrics.counterfactual_contribution),
+            standard_error=finite(report.metrics.counterfactual_standard_error),
+        )
+        for slot_id, report in reports.items()
+        if report.is_live
+    ]
 
 
-def tell_fossils(
+def report_fossils(
     host: int, epoch: int, verdicts: Iterable[FossilVerdict]
 ) -> list[events.FossilJudged]:
     """What late pruning found, fossil by fossil."""
-    told = []
-    for verdict in verdicts:
-        gain = verdict.contribution
-        mean, error = (None, None) if gain is None else (gain.mean, gain.standard_error)
-        place = host, epoch, verdict.slot_id, verdict.blueprint_id
-        told.append(events.FossilJudged(*place, mean, error, verdict.is_kept))
-    return told
+    return [
+        events.FossilJudged(
+            host=host,
+            epoch=epoch,
+            slot=verdict.slot_id,
+            blueprint=verdict.blueprint_id,
+            contribution=None if verdict.contribution is None else verdict.contribution.mean,
+            standard_error=(
+                None if verdict.contribution is None else verdict.contribution.standard_error
+            ),
+            is_kept=verdict.is_kept,
+        )
+        for verdict in verdicts
+    ]
 
 
 def epoch_signals(
@@ -259,15 +374,20 @@ def epoch_signals(
 
 def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> HostFacts:
     """What a rule may know of a network; `epochs` is the length of its episode, if known."""
-    prices = {slot_id: model.slot(slot_id).prices for slot_id in model.slot_config.slot_ids}
     return HostFacts(
-        model.space, model.costs, model.host_params, model.budget, epochs, number, prices
+        space=model.space,
+        costs=model.costs,
+        host_params=model.host_params,
+        budget=model.budget,
+        horizon=epochs,
+        number=number,
+        prices={slot_id: model.slot(slot_id).prices for slot_id in model.slot_config.slot_ids},
     )
 
 
 def decision_flops(network: nn.Module | None) -> int:
-    """What one decision costs:
+    """FLOPs of one decision: a multiplication and an addition for each weight.
 
-    a multiplication and an addition for each weight; a rule, without network, is free.
+    A rule has no network, and is free.
     """
     return 0 if network is None else 2 * count_parameters(network)

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 import esper
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import MeasurementError, OptimizerError, SettingError, UnknownNameError
 from esper.leyline.lifecycle import StageLengths
@@ -26,6 +27,7 @@ from esper.telemetry.events import (
 from user_models import (
     CNN,
     CULL_FIRST,
+    KEEP_FIRST,
     PLANT_FIRST,
     grow_cnn,
     losses_of,
@@ -421,3 +423,43 @@ def test_settings_reach_the_lifecycle():
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     garden.step(made_up(garden))
     assert garden.model.slot("r0c0").state.alpha == 0.25
+
+
+def test_a_live_seeds_gradients_are_compared_with_the_hosts():
+    """Against the gradients of the epoch's only step, with a fossil on the host's side."""
+    garden = grow_cnn({0: PLANT_FIRST}, scale=0.5, max_seeds=2)
+    model, optimizer = garden.model, garden.model.link.optimizer
+    model.build_in("r0c1", "conv_light")
+    garden.step(lambda: losses_of(model, HELD_OUT))
+    optimizer.zero_grad()
+    losses_of(model, IMAGES).mean().backward()
+    seed = list(model.slot("r0c0").seed.parameters())
+    host = [*model.host.parameters(), *model.slot("r0c1").fossils.parameters()]
+    roots = [
+        sum(float(p.grad.square().sum()) for p in own) / sum(p.numel() for p in own)
+        for own in (seed, host)
+    ]
+    optimizer.step()
+    garden.step(lambda: losses_of(model, HELD_OUT))
+    ratio = model.get_slot_reports()["r0c0"].metrics.seed_gradient_norm_ratio
+    assert ratio == pytest.approx((roots[0] / roots[1]) ** 0.5, rel=1e-4)
+
+
+def test_a_step_builds_the_view_of_its_model_once(monkeypatch):
+    built = []
+    for name in ("view", "get_slot_reports"):
+        real = getattr(MorphogeneticModel, name)
+        monkeypatch.setattr(
+            MorphogeneticModel,
+            name,
+            lambda self, name=name, real=real: built.append(name) or real(self),
+        )
+    garden = grow_cnn({0: PLANT_FIRST, 3: KEEP_FIRST}, lengths=StageLengths(ramp=1))
+    stages = []
+    for epoch in range(6):
+        built.clear()
+        train_epoch(garden.model, garden.model.link.optimizer, epoch, IMAGES)
+        garden.step(lambda: losses_of(garden.model, HELD_OUT))
+        assert built == ["view", "get_slot_reports"]
+        stages.append(garden.model.slot("r0c0").state.stage.name)
+    assert {"BLENDING", "PROBATIONARY", "FOSSILIZED"} <= set(stages)

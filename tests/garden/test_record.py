@@ -236,7 +236,7 @@ def test_a_start_that_fails_leaves_nothing_and_training_goes_on(folder, monkeypa
         raise SaveError("cannot save: no space")
 
     garden = grown()
-    monkeypatch.setattr("esper.garden.keeping.write_durably", fail)
+    monkeypatch.setattr("esper.garden.recorder.write_durably", fail)
     with pytest.raises(SaveError, match="no space"):
         garden.record(folder)
     assert not folder.exists()
@@ -255,7 +255,7 @@ def tracked(monkeypatch):
         lambda step, values: steps.append((step, values["host-0/params"])), lambda: None
     )
     monkeypatch.setitem(curve_export.TRACKERS, "wandb", lambda *_: log)
-    monkeypatch.setattr("esper.garden.keeping.require_trackers", lambda names: None)
+    monkeypatch.setattr("esper.garden.recorder.require_trackers", lambda names: None)
     return steps
 
 

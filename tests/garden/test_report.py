@@ -165,10 +165,10 @@ def test_buffers_that_are_expanded_or_replaced_are_as_before_after_a_report_or_a
 def test_what_it_takes_is_not_the_loops_own_time():
     garden = grown(1)
     booked = garden.ledger.copy()
-    resumed = garden._resumed
+    resumed = garden.books.resumed
     report = garden.report()
     spent = sum(c.seconds - booked.phases[name].seconds for name, c in garden.ledger.phases.items())
-    assert garden._resumed - resumed == pytest.approx(spent)
+    assert garden.books.resumed - resumed == pytest.approx(spent)
     assert garden.ledger.phases["training"] == booked.phases["training"]
     assert report.spent["validation"] == booked.phases["validation"].flops + 24 * report.flops
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import esper
+from esper.garden import keeping
 from esper.integrations import require
 from esper.leyline.errors import SaveError, SettingError
 from esper.telemetry.events import HostEpoch, to_record
@@ -49,7 +50,7 @@ def test_a_restored_garden_goes_on_as_the_saved_one_wherever_it_was(here, tmp_pa
 def test_time_before_a_restore_is_not_booked_as_training_after_it(tmp_path):
     garden = play(grow_cnn(PLAN), range(1))
     garden.save(tmp_path)
-    garden._resumed -= 1000.0  # so long ago was the last step
+    garden.books.resumed -= 1000.0  # so long ago was the last step
     garden.restore(tmp_path)
     assert play(garden, range(1, 2)).ledger.phases["training"].seconds < 500.0
 
@@ -144,6 +145,27 @@ def test_a_save_without_an_optimiser_is_refused_by_a_garden_with_one(tmp_path):
     grow_cnn(attach=False).save(tmp_path)
     with pytest.raises(SaveError, match=str(tmp_path)):
         grow_cnn().restore(tmp_path)
+
+
+def test_a_save_without_prices_is_refused_in_one_line(tmp_path):
+    garden = play(grow_cnn(PLAN), range(1))
+    describe = keeping.describe
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeping, "describe", lambda garden: _without_prices(describe(garden)))
+        garden.save(tmp_path)
+    before = weights_of(garden)
+    for read in (
+        lambda: esper.load(tmp_path, CNN(), policy=script({})),
+        lambda: garden.restore(tmp_path),
+    ):
+        with pytest.raises(SaveError, match="FLOPs") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert is_same(weights_of(garden), before)
+
+
+def _without_prices(facts):
+    return {key: value for key, value in facts.items() if key != "prices"}
 
 
 def test_a_framework_that_is_missing_is_named_in_one_line(monkeypatch):

@@ -195,7 +195,6 @@ FORGED = {
     "is_pruned": ["no"],
     "policy": [[]],
     "higher_is_better": ["no"],
-    "flops": ["many"],
     "ledger": [{"phases": 3}],
     "examples": [[1], {"training": "x"}],
     "decay": ["x", 5.0],

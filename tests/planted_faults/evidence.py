@@ -82,10 +82,10 @@ FAULTS = [
     ),
     Fault(
         "a garden measures a seed on its ramp",
-        "garden/garden.py",
-        "if r.stage is SeedStage.PROBATIONARY}",
-        "if r.alpha > 0}",
-        "garden/test_notes.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
+        "garden/measuring.py",
+        "self.slots_at(SeedStage.PROBATIONARY)",
+        "[slot for slot in map(self.model.slot, self.model.slot_config.slot_ids) if slot.is_in_output]",
+        "garden/test_books.py::test_a_seed_is_charged_with_its_counterfactual_on_probation_and_not_on_its_ramp",
     ),
     Fault(
         "the graph of a measurement leaves the seed on its ramp out",
@@ -132,9 +132,9 @@ FAULTS = [
     ),
     Fault(
         "evidence is taken with the slot on",
-        "garden/garden.py",
-        "            with switch(slot_id):\n",
-        "            if switch:\n",
+        "garden/measuring.py",
+        "            with self.model.slot_off(slot.slot_id):\n",
+        "            if slot.slot_id:\n",
         "garden/test_garden.py::test_a_contribution_is_the_loss_without_the_slot_minus_with_it",
     ),
     Fault(
@@ -346,15 +346,15 @@ FAULTS = [
     Fault(
         "an epoch is numbered one too early",
         "episodes.py",
-        "events.HostEpoch(\n                *self._place(host),",
-        "events.HostEpoch(\n                self.first + host,\n                run.epoch - 1,",
+        "events.HostEpoch(\n            host=number,\n            epoch=epoch,",
+        "events.HostEpoch(\n            host=number,\n            epoch=epoch - 1,",
         "test_episodes.py::test_an_epoch_and_what_is_decided_after_it_have_the_same_number[vectors]",
     ),
     Fault(
         "what is decided is numbered one epoch early",
         "episodes.py",
-        "choice, *self._place(host))",
-        "choice, self.first + host, run.epoch - 1)",
+        "choice, number, epoch)",
+        "choice, number, epoch - 1)",
         "test_episodes.py::test_environment_comparison_and_garden_tell_the_same_episode[vectors]",
     ),
 ]

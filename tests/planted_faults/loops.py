@@ -16,8 +16,8 @@ FAULTS = [
     Fault(
         "every process decides for itself",
         "garden/garden.py",
-        "processes.gather(ask if processes.is_first() else lambda: (None, None))[0]",
-        "ask()",
+        "processes.gather(ask)[0]",
+        "self.policy.decide(None, masks, reports, memory)",
         "garden/test_processes.py::test_the_first_process_decides_for_all",
     ),
     Fault(
@@ -29,14 +29,14 @@ FAULTS = [
     ),
     Fault(
         "evidence is the first process's own",
-        "garden/garden.py",
-        "torch.cat(parts) if self._is_split else parts[0]",
-        "parts[0]",
+        "garden/measuring.py",
+        "torch.cat([part.values for part in parts])",
+        "first.values",
         "garden/test_processes.py::test_two_processes_grow_the_network_that_one_grows[script]",
     ),
     Fault(
         "examples that all processes measured count twice",
-        "garden/garden.py",
+        "garden/measuring.py",
         "not all(alike)",
         "True",
         "garden/test_processes.py::test_examples_that_every_process_measured_count_once",
@@ -50,7 +50,7 @@ FAULTS = [
     ),
     Fault(
         "an average of half precision stands still",
-        "garden/keeping.py",
+        "garden/average.py",
         "torch.promote_types(parameter.dtype, torch.float32)",
         "parameter.dtype",
         "garden/test_average.py::test_an_average_of_half_precision_moves",
@@ -64,7 +64,7 @@ FAULTS = [
     ),
     Fault(
         "an average begins before processes are equal",
-        "garden/keeping.py",
+        "garden/average.py",
         "        if self._is_new:\n            self._values = {}\n",
         "",
         "garden/test_average.py::test_an_average_begins_with_the_weights_of_the_first_step",
@@ -72,7 +72,7 @@ FAULTS = [
     Fault(
         "averages are saved as weights",
         "garden/garden.py",
-        "        keeping.refuse_applied(self.average)\n        if not processes.is_first():\n",
+        "        self._refuse_averages()\n        if not processes.is_first():\n",
         "        if not processes.is_first():\n",
         "garden/test_average.py::test_averaged_weights_are_not_taken_for_the_weights_themselves[save]",
     ),
@@ -99,7 +99,7 @@ FAULTS = [
     ),
     Fault(
         "a shuffled evaluation passes for sound",
-        "garden/report.py",
+        "garden/measuring.py",
         "[0, 1]) < 0.5",
         "[0, 1]) < -1.0",
         "garden/test_loops.py::test_an_evaluation_that_does_not_repeat_itself_gives_a_hint[live-shuffled-order]",
@@ -141,28 +141,28 @@ FAULTS = [
     ),
     Fault(
         "a report changes the statistics of batch norm",
-        "garden/report.py",
-        "with buffers_kept(model), garden._together()",
-        "with garden._together()",
+        "garden/garden.py",
+        "with buffers_kept(self.model), self._together()",
+        "with self._together()",
         "garden/test_report.py::test_after_it_everything_is_as_before_to_the_bit",
     ),
     Fault(
         "a report leaves live seeds in what it calls the host",
         "garden/report.py",
-        "        if slot.is_in_output:\n",
+        "        if slot.is_in_output and slot.seed is not None:\n",
         "        if False:\n",
         "garden/test_report.py::test_it_measures_with_everything_and_without_all",
     ),
     Fault(
         "a garden is recorded over another run",
-        "garden/keeping.py",
-        '.get("run") == garden.run',
+        "garden/recorder.py",
+        '.get("run") == run',
         '.get("run")',
         "garden/test_record.py::test_a_folder_of_anything_else_is_refused_and_left_alone[of another run]",
     ),
     Fault(
         "epochs that were lost stay in a run's folder",
-        "garden/keeping.py",
+        "garden/recorder.py",
         "write_durably(folder / runfolder.EVENTS,",
         "(folder / runfolder.EVENTS).exists() or write_durably(folder / runfolder.EVENTS,",
         "garden/test_record.py::test_a_saved_run_goes_on_in_its_folder",
@@ -170,8 +170,8 @@ FAULTS = [
     Fault(
         "every process writes the run folder",
         "garden/garden.py",
-        "if folder is not None and processes.is_first():",
-        "if folder is not None:",
+        "if folder is None or not processes.is_first():",
+        "if folder is None:",
         "garden/test_processes.py::test_a_report_is_of_all_processes_and_the_first_one_records_it",
     ),
     Fault(

@@ -1,154 +1,106 @@
-"""Growing inside the user's own training loop:
+"""A growing model between two epochs of your own loop: it measures, asks a policy, and acts.
 
-wrap a model, step once per epoch, take a plain network home.
+How a model becomes a garden is in `grow`; what it costs in `books`; what is saved in `keeping`.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.episodes import (
     act,
-    close_ledger,
+    decide,
     facts_of,
     name_modules,
-    tell_changes,
-    tell_fossils,
-    tell_seeds,
+    report_changes,
+    report_fossils,
+    report_seeds,
 )
-from esper.garden import keeping, processes
-from esper.garden import report as reporting
-from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.evidence import as_losses, measure_pairs
+from esper.garden import hints, keeping, processes
+from esper.garden.average import Average
+from esper.garden.books import Books
+from esper.garden.measuring import Evaluate, Evaluation
+from esper.garden.recorder import Recorder, describe_start
+from esper.garden.report import compose_report, measure_growth, summarize
 from esper.kasmina.exporting import export_network
-from esper.kasmina.fitting import refuse_wrapped, total_budget
+from esper.kasmina.fitting import refuse_wrapped
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.optimizer_saving import OptimizerSnapshot
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.probing import Example, Place, choose_places, find_places, undisturbed
+from esper.kasmina.probing import buffers_kept
 from esper.kasmina.pruning import prune
-from esper.kasmina.saving import load_network, restore_network, save_network
-from esper.kasmina.slot import remove_slots
-from esper.leyline.errors import (
-    HostError,
-    MeasurementError,
-    OptimizerError,
-    SettingError,
-    UnknownNameError,
-)
-from esper.leyline.factored_actions import OP_WAIT
-from esper.leyline.settings import GrowthSettings
-from esper.leyline.slots import SlotConfig
+from esper.kasmina.saving import restore_network, save_network
+from esper.leyline.errors import MeasurementError, OptimizerError, SettingError
+from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
+from esper.leyline.legality import GrowthView
 from esper.leyline.stages import SeedStage
 from esper.runtime.executors.compiling import forget_compiled
 from esper.runtime.executors.structure import compiled_key
-from esper.runtime.ledger import Charge, Ledger
-from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.policies import Policy
-from esper.tamiyo.policy_names import Rule, make_policy, parse
-from esper.tamiyo.rules import RULES, HostFacts
+from esper.runtime.ledger import Ledger
+from esper.tamiyo.masks import Masks
+from esper.tamiyo.policies import Actions, Policy, Reports
+from esper.tamiyo.policy_names import build_policy
+from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import Event, GrowthReported, HostEpoch, LedgerClosed
-
-Evaluate = Callable[
-    [], Tensor
-]  # Held-out values, one per example, of the model as it stands, in eval mode.
-
-
-def inspect(model: nn.Module, example: Example) -> list[Place]:
-    """Every place in a model where a slot would fit, in the order of execution, and why others do
-    not.
-    """
-    return find_places(model, example)
-
-
-def grow(
-    model: nn.Module,
-    *,
-    slots: str | Sequence[str],
-    example: Example,
-    blueprints: Sequence[str] | None = None,
-    budget: float | int | None = None,
-    max_seeds: int | None = None,
-    policy: str | Callable[[HostFacts], Policy] = "heuristic",
-    higher_is_better: bool | None = None,
-    settings: GrowthSettings | None = None,
-) -> "Garden":
-    """Wrap a model so that it can grow while you train it.
-
-    Args: slots: names, shell patterns or regular expressions of sub-modules; a seed grows on each
-        one's output. example: one batch, as the model takes it, to learn the shapes from. budget:
-        most parameters in all; a float is a multiple of the model's own, an int a number.
-        max_seeds: most seeds, live and kept; without it and without a budget, one per slot. policy:
-        "never", "schedule", "random", "heuristic", "sham", or a function from `HostFacts` to a
-        policy. higher_is_better: whether `evaluate` returns scores; by default bools are scores,
-        numbers are losses.
-    """
-    settings = GrowthSettings() if settings is None else settings
-    if not isinstance(settings, GrowthSettings):
-        raise SettingError(
-            f"settings is a {type(settings).__name__}; write "
-            f"settings=esper.GrowthSettings(epochs=30)."
-        )
-    if isinstance(model, MorphogeneticModel):
-        raise HostError("this model already grows; use its garden, or grow garden.harvest().")
-    refuse_wrapped(model)
-    processes.share([*model.parameters(), *model.buffers()])
-    patterns = [slots] if isinstance(slots, str) else list(slots)
-    chosen = (
-        [blueprints]
-        if isinstance(blueprints, str)
-        else None
-        if blueprints is None
-        else list(blueprints)
-    )
-    if not patterns:
-        raise SettingError(
-            "slots is empty; name at least one module. esper.inspect(model, example) "
-            "lists the places."
-        )
-    if chosen == []:
-        raise SettingError(
-            "blueprints is empty; name at least one, or leave it out for those that usually fit."
-        )
-    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
-    names = list(chosen or REGISTRY.defaults_for(str(place.kind) for place in places))
-    needed = parse(policy).blueprints() if isinstance(policy, str) else ()
-    names += [name for name in needed if name not in names]
-    most = len(places) if max_seeds is None and budget is None else max_seeds
-    limits = {"max_seeds": most, "budget": total_budget(budget, model)}
-    config = SlotConfig.for_modules(place.name for place in places)
-    grown = MorphogeneticModel(
-        model, config, example=example, blueprints=names, settings=settings, **limits
-    )
-    sites = {slot_id: grown.site(slot_id) for slot_id in config.slot_ids}
-    prices = HostFlops.of_model(model, example, sites)
-    return _tend(grown, policy, higher_is_better, prices)
-
-
-def _tend(model: MorphogeneticModel, *given: Any) -> "Garden":
-    """A garden of this model; if that is refused, the host can be grown again."""
-    try:
-        return Garden(model, *given)
-    except Exception:
-        remove_slots(model.host)
-        raise
+from esper.telemetry.events import (
+    ActionTaken,
+    Event,
+    GrowthReported,
+    HostEpoch,
+    LedgerClosed,
+)
 
 
 class Garden:
-    """A growing model and whoever decides about it.
+    """A growing model, and the policy that decides about it between two epochs of your loop.
 
-    One `step` per epoch, between two epochs of training.
+    `esper.grow` makes one. Build the optimiser from `parameters`, `attach` it, train
+    `garden.model` as you always do, and call `step` after every epoch. At the end `harvest` returns
+    a plain network of the host's class.
+
+    Attributes:
+        model: the `MorphogeneticModel` to train; it is called like the host.
+        policy: what decides; `policy_name` names it.
+        memory: what the policy remembers.
+        epoch: how many steps were made.
+        history: every event so far.
+        books: ledger and prices; `ledger` and `flops` are short for what is in them.
+        average: what `ema` made, or None.
+        is_pruned: whether fossils were judged by `step`, as the learning rate had fallen.
+        run: name of the run that was last recorded, which its folder has too.
+        pending_optimizer: a saved state that waits for `attach`, or None.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import esper
+        >>> _ = torch.manual_seed(0)
+        >>> host = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> inputs, labels = torch.randn(32, 4), torch.arange(32) % 2
+        >>> garden = esper.grow(host, slots="0", example=inputs, policy="schedule:epochs=0")
+        >>> optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
+        >>> garden.attach(optimizer)
+        >>> def losses():
+        ...     return nn.functional.cross_entropy(garden.model(inputs), labels, reduction="none")
+        >>> for epoch in range(3):
+        ...     optimizer.zero_grad()
+        ...     losses().mean().backward()
+        ...     optimizer.step()
+        ...     events = garden.step(losses)
+        >>> [type(event).__name__ for event in garden.history[:2]]
+        ['HostEpoch', 'ActionTaken']
+        >>> garden.model.active_seeds, garden.model.fossilized_seeds
+        (0, 1)
+        >>> type(garden.harvest()).__name__
+        'Sequential'
     """
 
     def __init__(
@@ -158,26 +110,20 @@ class Garden:
         higher_is_better: bool | None = None,
         prices: HostFlops | None = None,
     ):
-        """`prices` are of one example through the bare host; None where they cannot be counted."""
+        """Tend a model that can grow already; `esper.grow` makes one of any model.
+
+        Args:
+            model: host and slots.
+            policy: name of a rule, or a function from `HostFacts` to a policy.
+            higher_is_better: whether `evaluate` returns scores; by default bools are scores and
+                numbers are losses.
+            prices: FLOPs of one example in the bare host; None where they cannot be counted.
+        """
         self.model = model
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
-        facts = facts_of(model, model.settings.epochs)
-        own = getattr(policy, "__name__", type(policy).__name__)
-        if own == "<lambda>":  # two of them are not one policy
-            own += f":{policy.__code__.co_firstlineno}"  # type: ignore[union-attr]
-        self.policy_name = policy if isinstance(policy, str) else f"{own}()"  # no rule is called so
-        if not isinstance(policy, str) and not callable(policy):
-            raise SettingError(
-                f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts."
-            )
-        self.policy: Policy = (
-            make_policy(policy, facts) if isinstance(policy, str) else policy(facts)
-        )
-        if not hasattr(self.policy, "decide"):
-            raise SettingError(
-                f"policy built a {type(self.policy).__name__}, which has no method decide(...)."
-            )
+        self.policy_name = keeping.name_policy(policy)
+        self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
         if higher_is_better not in (None, True, False):
             raise SettingError(
                 f"higher_is_better is {higher_is_better!r}; write True for scores, "
@@ -186,58 +132,63 @@ class Garden:
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
         self.epoch = 0
-        self.is_pruned = False  # whether fossils were judged by themselves, as the rate had fallen
+        self.is_pruned = False
         self.history: list[Event] = []
-        self.ledger, self.prices = Ledger(peak_params=model.total_params), prices
-        """costs by phase; the seconds of `training` are your loop's, from one step to the next"""
-        self._resumed = time.perf_counter()
+        self.books = Books(Ledger(peak_params=model.total_params), prices)
         self.pending_optimizer: OptimizerSnapshot | None = None
-        self.average: keeping.Average | None = None
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []  # on steps of the optimisers
+        self.average: Average | None = None
+        self.run: str | None = None
+        self._recorder: Recorder | None = None
+        # on steps of the optimisers, one before and one after for each
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._follower = processes.Follower(model)
-        self._is_split = self._is_passed_by = (
-            False  # processes have examples of their own; a compiled copy is trained
-        )
-        self._evaluate: Evaluate | None = None  # what the last step measured with
-        self.run: str | None = (
-            None  # name of the run that was last recorded, which its folder has too
-        )
-        self._recorder: keeping.Recorder | None = None
+        self._evaluation = Evaluation(model, self.higher_is_better)
+        # what the last step measured with
+        self._evaluate: Evaluate | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Costs by phase; the seconds of `training` are your loop's, from one step to the next."""
+        return self.books.ledger
 
     @property
     def flops(self) -> int | None:
         """FLOPs of one example forward through the bare host; None if they are not known."""
-        return None if self.prices is None else self.prices.whole
+        return self.books.flops
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What to build an optimiser from."""
         return self.model.parameters()
 
     def attach(self, optimizer: Any, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
-        """Let the optimiser, or each of a list, follow the model: seeds enter and leave, other
-        state stays to the bit.
+        """Let the optimiser follow the model: seeds enter and leave, all other state stays.
 
-        Pass the scheduler, or a list, if it exists already. Seeds have the settings of the host's
-        group, and learn at `seed_lr` times its rate. Of several optimisers, the first one's rate
-        and steps count.
+        Args:
+            optimizer: one, or a list; of several, the first one's rate and steps count.
+            scheduler: one, or a list, if it exists already. Any scheduler that you create after
+                `attach` works; do not pass it.
+            seed_lr: seeds learn at this multiple of the rate of the host's group. They have its
+                other settings.
         """
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
-        self._resumed = time.perf_counter()
+        self.books.resume()
         keeping.settle_optimizer(self)
         for hook in self._hooks:
             hook.remove()
-        optimizers = [each.optimizer for each in link.all]
-        self._hooks = [each.register_step_pre_hook(self._before_step) for each in optimizers]
-        self._hooks += [each.register_step_post_hook(self._after_step) for each in optimizers]
+        self._hooks = []
+        for member in link.all:
+            self._hooks.append(member.optimizer.register_step_pre_hook(self._before_step))
+            self._hooks.append(member.optimizer.register_step_post_hook(self._after_step))
         self._follower.follow()
 
-    def ema(self, decay: float) -> keeping.Average:
-        """An average of all weights, seeds included, that follows every optimiser step; see
-        `Average.applied`.
+    def ema(self, decay: float) -> Average:
+        """An average of all weights, seeds included, that follows every optimiser step.
+
+        See `Average.applied` for how to use it. A second call returns the same average.
         """
         if self.average is None:
-            self.average = keeping.Average(self.model, decay)
+            self.average = Average(self.model, decay)
         elif decay != self.average.decay:
             raise SettingError(
                 f"this garden has an average of decay {self.average.decay}, and ema "
@@ -246,73 +197,105 @@ class Garden:
         return self.average
 
     def step(self, evaluate: Evaluate) -> list[Event]:
-        """Measure the epoch that was trained, decide, and make the model ready for the next one."""
-        if (link := self.model.link) is None:
+        """Measure the epoch that was trained, decide, and make the model ready for the next one.
+
+        Args:
+            evaluate: a function without arguments. It returns held-out values of `garden.model`,
+                one per example, always of the same examples in the same order. It runs in eval
+                mode without gradients, once for the network and once more for each seed that is
+                incubated or on probation.
+
+        Returns:
+            What happened, in order; print an event to read it.
+        """
+        link = self.model.link
+        if link is None:
             raise OptimizerError(
                 "no optimiser is attached, so seeds cannot learn; call attach(optimizer) first."
             )
         epoch = self.epoch + 1
+        is_idle = epoch > 1 and link.follows_rates and not link.steps
+        examples = self.books.count_examples(self.model, link)
         with self._together():
-            idle = reporting.warn_of_idle_step(link, epoch)
-            told = self._tell([*self._measure(evaluate, epoch, link), *idle])
-            self.epoch, self._evaluate = (
-                epoch,
-                evaluate,
-            )  # that much has happened, even if the policy fails now
-            events = [*self._decide(epoch, link), *tell_changes(0, epoch, self.model.tick())]
-        told += self._tell(events)
-        self._resumed = time.perf_counter()
-        return told
+            measured, view = self._measure(evaluate, epoch, link, examples)
+            if is_idle:
+                measured.append(hints.hint_of_idle_step(epoch))
+            events = self._emit(measured)
+            # that much has happened, even if the policy fails now
+            self.epoch = epoch
+            self._evaluate = evaluate
+            decided = self._decide(view, epoch, link)
+            decided += report_changes(0, epoch, self.model.tick())
+        events += self._emit(decided)
+        self.books.resume()
+        return events
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
         """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
         with self._together():
-            judged, _ = self._prune(evaluate, self.epoch, self._values(evaluate, is_base=True)[0])
-        return self._tell(judged)
+            base = self._evaluation.losses(evaluate, is_base=True)
+            judged, _ = self._prune(evaluate, self.epoch, base.values)
+        return self._emit(judged)
 
     def report(self, evaluate: Evaluate | None = None) -> GrowthReported:
-        """What all that grew, and each part, is worth now; measured as in the last `step` unless
-        you say how.
+        """Measure what all that grew, and each part, is worth now.
+
+        It is measured as in the last `step` unless you pass another `evaluate`.
         """
-        return reporting.report_growth(self, evaluate or self._evaluate)
+        evaluate = evaluate or self._evaluate
+        if evaluate is None:
+            raise MeasurementError(
+                "no step has measured anything yet, so say how: garden.report(evaluate)."
+            )
+        measuring = self.books.measuring(self.model, partial(self._evaluation.losses, evaluate))
+        with buffers_kept(self.model), self._together(), measuring as evaluations:
+            growth = measure_growth(self.model, evaluations)
+            base = evaluations.values[0]
+            again = evaluations.repeat_in_doubt(base)
+        if again is not None:
+            for hint in hints.hint_of_unpaired(base, again, self.epoch):
+                raise MeasurementError(str(hint))
+        event = compose_report(self.model, self.books, self.epoch, growth)
+        self._emit([event])
+        return event
 
     def shadow(self, closure: Callable[[], Tensor]) -> None:
-        """Train TRAINING seeds:
+        """Train seeds that are TRAINING, in the shadow of the host.
 
-        call after your backward, with a closure that returns the loss of the same batch.
+        Call it after your backward pass, with a closure that returns the loss of the same batch.
+        Where no seed is incubated it does nothing.
         """
-        if any(
-            report.stage is SeedStage.TRAINING for report in self.model.get_slot_reports().values()
-        ):
+        if self._evaluation.slots_at(SeedStage.TRAINING):
             with self.model.shadow():
                 closure().backward()
 
     def harvest(self) -> nn.Module:
-        """The grown network as a plain module of the host's class, without live seeds; its cost
-        ends the history.
+        """The grown network as a plain module of the host's class, without live seeds.
+
+        Its cost ends the history.
         """
-        self._warn_of_left_out()
+        self._hint_of_left_out()
         plain = harvest(self.model)
-        closed = close_ledger(0, self.model.settings.seed, self.ledger)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
-        self._tell([closed if self.flops is not None else replace(closed, flops={})])
+        self._emit([self.books.close(seed=self.model.settings.seed)])
         return plain
 
     def export(self, folder: str | Path) -> Path:
-        """Write the harvested weights and a source file that rebuilds the network without esper."""
-        self._warn_of_left_out()
-        return export_network(self.model, Path(folder)) if processes.is_first() else Path(folder)
+        """Write the harvested weights and a source file that rebuilds the network without esper.
 
-    def _warn_of_left_out(self) -> None:
-        self._tell(
-            [h for h in reporting.warn_of_left_out(self.model, self.epoch) if h not in self.history]
-        )
+        Of several processes the first one writes.
+        """
+        self._hint_of_left_out()
+        if not processes.is_first():
+            return Path(folder)
+        return export_network(self.model, Path(folder))
 
     def save(self, folder: str | Path) -> Path:
-        """Write all that `esper.load` needs to go on, optimiser included; of several processes the
-        first one writes.
+        """Write all that `esper.load` needs to continue, optimiser included.
+
+        Of several processes the first one writes.
         """
-        keeping.refuse_applied(self.average)
+        self._refuse_averages()
         if not processes.is_first():
             return Path(folder)
         averages = None if self.average is None else self.average.tensors()
@@ -321,76 +304,99 @@ class Garden:
         )
 
     def restore(self, folder: str | Path) -> None:
-        """Become what `save` wrote, in place: the model, optimiser and average that you hold stay
-        the same objects.
+        """Become what `save` wrote, in place.
 
-        Settings and limits stay those of this garden. The scheduler is yours to restore unless it
-        was attached.
+        The model, optimiser and average that you hold stay the same objects. Settings and limits
+        stay those of this garden. The scheduler is yours to restore unless it was attached.
         """
-        keeping.refuse_applied(self.average)
+        self._refuse_averages()
         processes.gather(lambda: None)  # the first process may be saving still
-        keeping.take(
-            self, *restore_network(self.model, Path(folder), partial(keeping.check, garden=self))
-        )
+        check = partial(keeping.check_for, self)
+        saved = restore_network(self.model, Path(folder), check)
+        keeping.take(self, saved.optimizer, saved.average, saved.extra)
         self._settle([])
-        self._resumed = time.perf_counter()
-        if (recorder := self._recorder) is not None:  # its folder holds this history, no more
+        self.books.resume()
+        recorder = self._recorder
+        if recorder is not None:
+            # its folder holds this history and no more
             self.run = recorder.run
             self.record(recorder.folder, track=recorder.track)
 
     def record(self, folder: str | Path | None, *, track: Sequence[TrackerName] = ()) -> None:
-        """Write a run folder, with all that has happened so far, for `esper watch`, `serve` and
-        `report`; None ends it.
+        """Write a run folder, with all that has happened so far; None ends it.
 
-        The folder is a new one, or that of the same run: save and load the garden, and it goes on
-        from there. `track` names "tensorboard", "wandb" or both. Of several processes the first one
-        writes.
+        Args:
+            folder: a new one, or that of the same run: save and load the garden, and it continues
+                there. `esper watch`, `serve` and `report` read it. Of several processes the first
+                one writes.
+            track: "tensorboard", "wandb" or both, which get curves as well.
         """
-        before, self._recorder = self._recorder, None
+        before = self._recorder
+        self._recorder = None
         if before is not None:
             before.close()
-        if folder is not None and processes.is_first():
-            try:
-                self._recorder = keeping.Recorder(self, Path(folder), track)
-            except Exception:
-                self._recorder = before and keeping.Recorder(
-                    self, before.folder, before.track
-                )  # which goes on
-                raise
-            self.run = self._recorder.run
+        if folder is None or not processes.is_first():
+            return
+        try:
+            self._recorder = self._open_recorder(Path(folder), track)
+        except Exception:
+            if before is not None:
+                self._recorder = self._open_recorder(before.folder, before.track)
+            raise
+        self.run = self._recorder.run
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
-        found = [event for event in self.history if isinstance(event, GrowthReported)]
-        return "\n".join([reporting.summarize(self.model, self.epoch), *map(str, found[-1:])])
+        texts = [summarize(self.model, self.epoch)]
+        reported = [event for event in self.history if isinstance(event, GrowthReported)]
+        if reported:
+            texts.append(str(reported[-1]))
+        return "\n".join(texts)
 
-    def _tell(self, told: Sequence[Event]) -> list[Event]:
+    # -- events ------------------------------------------------------------------------------------
+
+    def _emit(self, happened: Sequence[Event]) -> list[Event]:
         """Keep events, with the names of their modules, and record them."""
-        events = name_modules(self.model, told)
+        events = name_modules(self.model, happened)
         self.history.extend(events)
         if self._recorder is not None:
-            for event in events:
-                self._recorder.sink.write(event)
+            self._recorder.write(events)
         return events
+
+    def _open_recorder(self, folder: Path, track: Sequence[TrackerName]) -> Recorder:
+        start = describe_start(self.model, self.policy_name)
+        return Recorder(folder, track, run=self.run, start=start, history=self.history)
+
+    def _hint_of_left_out(self) -> None:
+        """Say once that live seeds are not part of what is taken home."""
+        left_out = hints.hint_of_left_out(self.model, self.epoch)
+        self._emit([hint for hint in left_out if hint not in self.history])
+
+    # -- processes, optimisers and compiled copies -------------------------------------------------
 
     @contextmanager
     def _together(self) -> Iterator[None]:
         """All processes hold the same network before it is measured, and after it has changed."""
         refuse_wrapped(self.model)
-        keeping.refuse_applied(self.average)
+        self._refuse_averages()
         processes.share(self.model.buffers())
         processes.require_equal(self.model)
-        before = compiled_key(self.model)
+        compiled_for = compiled_key(self.model) if self.books.is_passed_by else []
         yield
-        self._settle(before)
+        self._settle(compiled_for)
 
-    def _settle(self, before: list[object]) -> None:
-        """Let what is new be followed, and a compiled copy be compiled anew if the structure
-        changed.
+    def _settle(self, compiled_for: list[object]) -> None:
+        """Follow what is new in the network.
+
+        A compiled copy is compiled again if the structure that it was compiled for has changed.
         """
         self._follower.follow()
-        if self._is_passed_by and compiled_key(self.model) != before:
+        if self.books.is_passed_by and compiled_key(self.model) != compiled_for:
             forget_compiled()
+
+    def _refuse_averages(self) -> None:
+        if self.average is not None:
+            self.average.refuse_applied()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.average is not None:
@@ -400,128 +406,89 @@ class Garden:
         if self.average is not None:
             self.average.end_step(optimizer, len(self._hooks) // 2)
 
-    def _measure(self, evaluate: Evaluate, epoch: int, link: OptimizerLink) -> list[Event]:
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def _measure(
+        self, evaluate: Evaluate, epoch: int, link: OptimizerLink, examples: dict[str, int]
+    ) -> tuple[list[Event], GrowthView]:
+        """Measure the network and its seeds, and charge that and the epoch that was trained.
+
+        Returns what happened, and the network as it stands now.
+        """
         started = time.perf_counter()
-        base, sign = self._values(evaluate, is_base=True)
-        reports = self.model.get_slot_reports()
-        shadowed = {
-            s: self.model.at_full_strength
-            for s, r in reports.items()
-            if r.stage is SeedStage.TRAINING
-        }
-        ablated = {
-            s: self.model.slot_off for s, r in reports.items() if r.stage is SeedStage.PROBATIONARY
-        }
-        values = {}
-        for slot_id, switch in {**shadowed, **ablated}.items():
-            with switch(slot_id):
-                values[slot_id], _ = self._values(evaluate)
-            measure_pairs(
-                better=base, than=values[slot_id]
-            )  # all evidence is sound before any of it is taken
-        again = (
-            self._values(evaluate)[0] if reporting.looks_unpaired(base, values.values()) else base
-        )
-        reporting.charge_epoch(
-            self, link, started, len(base), list(shadowed), len(ablated) + (again is not base)
-        )
+        reading = self._evaluation.read(evaluate)
+        self.books.charge_epoch(self.model, examples, reading, started)
+        self.model.examples = dict.fromkeys(examples, 0)
+        link.steps = 0
         self.model.read_gradients()
-        for slot_id, other in values.items():
-            self.model.record_counterfactual(
-                slot_id, *((other, base) if slot_id in shadowed else (base, other))
-            )
-        judged, hints = list[Event](), reporting.warn_of_unpaired(base, again, epoch)
+        for seed in reading.seeds:
+            self.model.record_counterfactual(seed.slot.slot_id, seed.with_seed, seed.without_seed)
+        base, sign = reading.base
+        events: list[Event] = []
         if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
             judged, base = self._prune(evaluate, epoch, base)
+            events += judged
             self.is_pruned = True
-        loss, score = (float(base.mean()), None) if sign > 0 else (None, -float(base.mean()))
-        flops = None if self.flops is None else self.ledger.flops
+        if reading.again is not None:
+            events += hints.hint_of_unpaired(reading.base.values, reading.again, epoch)
+        mean = float(base.mean())
+        view = self.model.view()
         measured = HostEpoch(
-            0, epoch, loss, self.model.total_params, held_out_score=score, flops=flops
+            host=0,
+            epoch=epoch,
+            held_out_loss=mean if sign > 0 else None,
+            params=view.params_used,
+            held_out_score=None if sign > 0 else -mean,
+            flops=self.books.flops_spent,
         )
-        return [measured, *tell_seeds(0, epoch, self.model.get_slot_reports()), *judged, *hints]
+        return [measured, *report_seeds(0, epoch, view.reports), *events], view
 
     def _prune(self, evaluate: Evaluate, epoch: int, base: Tensor) -> tuple[list[Event], Tensor]:
-        """What was judged, and the values of the network that is left; `base` are those of the
-        present one.
-        """
-        with reporting.booked(self, evaluate) as (measure, found):
-            verdicts, left = prune(self.model, lambda: measure()[0][None], base[None])
-            again = measure()[0] if reporting.looks_unpaired(base, found) else left[0]
-        hints = reporting.warn_of_doubt(self.model, verdicts, epoch)
-        hints += reporting.warn_of_unpaired(left[0], again, epoch)
-        return [*tell_fossils(0, epoch, verdicts), *hints], left[0]
+        """Judge every fossil; `base` are the losses of the network as it stands.
 
-    def _values(self, evaluate: Evaluate, *, is_base: bool = False) -> tuple[Tensor, float]:
-        """Losses (lower is better) of all processes' examples, and the sign that turns them back
-        into your scale.
+        Returns what happened, and the losses of the network that is left.
         """
-        parts, signs = zip(*processes.gather(partial(self._own_values, evaluate)), strict=True)
-        # whether processes have examples of their own; those that all of them measured count once
-        if is_base:
-            alike = [
-                p.shape == parts[0].shape and torch.allclose(p, parts[0], rtol=1e-3) for p in parts
-            ]
-            self._is_split = self._is_split or not all(
-                alike
-            )  # once is enough: all may be right by chance
-        return torch.cat(parts) if self._is_split else parts[0], signs[0]
-
-    def _own_values(self, evaluate: Evaluate) -> tuple[Tensor, float]:
-        if not callable(evaluate):
-            raise MeasurementError(
-                f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself."
+        measuring = self.books.measuring(self.model, partial(self._evaluation.losses, evaluate))
+        with measuring as evaluations:
+            verdicts, rows = prune(
+                self.model, lambda: evaluations.measure().values[None], base[None]
             )
-        with undisturbed(self.model):
-            return as_losses(evaluate(), self.higher_is_better)
+            left = rows[0]
+            again = evaluations.repeat_in_doubt(base)
+        events: list[Event] = [*report_fossils(0, epoch, verdicts)]
+        events += hints.hint_of_doubt(self.model, verdicts, epoch)
+        if again is not None:
+            events += hints.hint_of_unpaired(left, again, epoch)
+        return events, left
 
-    def _decide(self, epoch: int, link: OptimizerLink) -> list[Event]:
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def _decide(self, view: GrowthView, epoch: int, link: OptimizerLink) -> list[Event]:
+        """Ask the policy about the network as it stands, and carry out what it wants."""
         started = time.perf_counter()
         events: list[Event] = []
-        while True:
-            view = self.model.view()
-            ask = partial(
-                self.policy.decide, None, compute_batch_masks([view]), [view.reports], self.memory
-            )
-            actions, memory = processes.gather(
-                ask if processes.is_first() else lambda: (None, None)
-            )[0]
-            op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
-            events += act(self.model.act, self.model.space, (op, slot, blueprint, blend), 0, epoch)
-            self.memory = memory
-            if op == OP_WAIT or not getattr(self.policy, "is_plan", False):
-                break
-            self.memory = self.policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
-        self.ledger.settle([Charge("policy", 1, 0)], time.perf_counter() - started)
-        return events + reporting.warn_of_low_rate(link, events, epoch)
+        for decision in decide(
+            self.policy, view, self.memory, look=self.model.view, ask=self._ask_for_all
+        ):
+            carry_out = partial(self.model.act, view=decision.view)
+            events += act(carry_out, self.model.space, decision.choice, 0, epoch)
+            self.memory = decision.memory
+        self.books.charge_decision(time.perf_counter() - started)
+        taken = [event.op for event in events if isinstance(event, ActionTaken)]
+        if OP_NAMES[OP_GERMINATE] in taken and link.is_rate_low:
+            events.append(hints.hint_of_low_rate(link, epoch))
+        return events
 
+    def _ask_for_all(
+        self, masks: Masks, reports: Sequence[Reports], memory: Any
+    ) -> tuple[Actions, Any]:
+        """The first process asks the policy, and all of them take its answer."""
 
-def load(
-    folder: str | Path,
-    model: nn.Module,
-    *,
-    policy: str | Callable[[HostFacts], Policy] | None = None,
-) -> Garden:
-    """The garden that was saved to `folder`, around a fresh instance of the same model.
+        def ask() -> tuple[Actions, Any] | None:
+            if not processes.is_first():
+                return None
+            return self.policy.decide(None, masks, reports, memory)
 
-    Build the optimiser as before and `attach` it: it gets its state back. Pass your own policy
-    again; another forgets.
-    """
-
-    def check(extra: dict[str, Any]) -> None:
-        keeping.check(extra)
-        if policy is None and not isinstance(parse(extra["policy"]), Rule):
-            raise UnknownNameError(
-                "policy", extra["policy"], RULES, "Pass your own again: policy=..."
-            )
-
-    refuse_wrapped(model)
-    (network, optimizer), average, extra = load_network(Path(folder), model, check)
-    garden = _tend(
-        network,
-        extra["policy"] if policy is None else policy,
-        extra["higher_is_better"],
-        keeping.prices_of(extra),
-    )
-    keeping.take(garden, optimizer, average, extra)
-    return garden
+        answer = processes.gather(ask)[0]
+        assert answer is not None
+        return answer

@@ -6,7 +6,8 @@ Each module needs its framework, and is imported by its own name.
 from importlib import import_module
 from typing import Any
 
-from esper.garden.garden import Evaluate, Garden
+from esper.garden.garden import Garden
+from esper.garden.measuring import Evaluate
 from esper.garden.processes import is_first
 from esper.leyline.errors import EsperError, SettingError
 

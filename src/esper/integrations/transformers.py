@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.garden.garden import Evaluate, Garden
+from esper.garden.garden import Garden
+from esper.garden.measuring import Evaluate
 from esper.integrations import GARDEN, Stepper, require
 from esper.integrations.accelerate import refuse_sharding
 from esper.leyline.errors import SettingError

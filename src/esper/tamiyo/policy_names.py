@@ -3,7 +3,7 @@
 `parse` is the only place that decides it. How a plan is searched for is in `trials`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.registry import read_settings
-from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.policies import Policy, RulePolicy
 from esper.tamiyo.rules import RULES, HostFacts
 
 SEARCH = "search"
@@ -162,3 +162,19 @@ def parse_rule(text: str) -> Rule:
 def make_policy(text: str, facts: HostFacts) -> RulePolicy:
     """The rule that a text names, as a policy for one network."""
     return parse_rule(text).build(facts)
+
+
+def build_policy(policy: str | Callable[[HostFacts], Policy], facts: HostFacts) -> Policy:
+    """The policy for one network: a rule by its name, or what the caller's function builds."""
+    if isinstance(policy, str):
+        return make_policy(policy, facts)
+    if not callable(policy):
+        raise SettingError(
+            f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts."
+        )
+    built = policy(facts)
+    if not hasattr(built, "decide"):
+        raise SettingError(
+            f"policy built a {type(built).__name__}, which has no method decide(...)."
+        )
+    return built

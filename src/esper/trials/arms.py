@@ -5,7 +5,7 @@ It goes from the first epoch to the harvested networks.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from esper.episodes import Episodes, decision_flops, facts_of
+from esper.episodes import Episodes, decide, decision_flops, facts_of
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import IllegalActionError, SettingError
@@ -22,9 +22,9 @@ from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.tasks.task import Task
-from esper.tamiyo.masks import compute_batch_masks, only_waiting
+from esper.tamiyo.masks import Masks
 from esper.tamiyo.observation import observe
-from esper.tamiyo.policies import NetworkPolicy, Policy
+from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports
 from esper.tamiyo.policy_names import parse_rule
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import SignalTracker
@@ -195,27 +195,31 @@ class Decider:
         self.memory: Any = None
         # around every decision: what is wrong with a restored memory may show late
         self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext
-        # whether it may want several ops in one decision
-        self.is_plan = getattr(policy, "is_plan", False)
         self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
 
-    def decide(self, view: GrowthView, may_act: bool, is_again: bool = False) -> Choice:
-        """The raw indices of this host's next action.
+    def decide(
+        self, view: GrowthView, look: Callable[[], GrowthView], may_act: bool
+    ) -> Iterator[Choice]:
+        """What the policy wants done to its host, op by op; act on each before taking the next.
 
-        It is WAIT where the host may not act, or `is_again` and nothing is left to do.
+        Nothing where it may not act. `look` returns the host's view after an op.
         """
+        decisions = decide(
+            self.policy, view, self.memory, look=look, ask=self._ask, may_act=may_act
+        )
+        for decision in decisions:
+            self.memory = decision.memory
+            if may_act and decision.choice[0] != OP_WAIT:
+                yield decision.choice
+
+    def _ask(self, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:
+        """Ask the policy, with an observation if it reads one."""
         policy = self.policy
-        masks = compute_batch_masks([view])
-        if not may_act:
-            masks = only_waiting(masks)
         observation = None
         if isinstance(policy, NetworkPolicy):
             observation = observe([self.tracker], policy.reads_telemetry)
         with self.recalled():
-            memory = policy.ask_again(self.memory) if is_again else self.memory  # type: ignore[attr-defined]  # of plans
-            actions, self.memory = policy.decide(observation, masks, [view.reports], memory)
-        op, slot, blueprint, blend = (int(index) for index in actions[0])
-        return op, slot, blueprint, blend
+            return policy.decide(observation, masks, reports, memory)
 
 
 def make_decider(
@@ -280,12 +284,8 @@ def act_on_epoch(
         was_rolled_back = any(isinstance(event, HostRolledBack) for event in happened[host])
         may_act = not is_last and not was_rolled_back
         started = time.perf_counter()
-        choice = decider.decide(view, may_act)
-        while may_act and choice[0] != OP_WAIT:
+        for choice in decider.decide(view, run.model.view, may_act):
             happened[host] += carry_out(episodes, host, decider.arm, choice)
-            if not decider.is_plan:
-                break
-            choice = decider.decide(run.model.view(), may_act, is_again=True)
         seconds = time.perf_counter() - started
         episodes.charge_policy([host], 0 if is_last else decider.flops, seconds)
     for events, ticked in zip(happened, episodes.tick(), strict=True):

@@ -1,0 +1,221 @@
+"""The doors to a garden: where a model can grow, a model that grows, and one that was saved."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from esper.garden import keeping, processes
+from esper.garden.garden import Garden
+from esper.kasmina.blueprints import REGISTRY
+from esper.kasmina.fitting import refuse_wrapped, total_budget
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.pricing import HostFlops
+from esper.kasmina.probing import Example, Place, choose_places, find_places
+from esper.kasmina.saving import load_network
+from esper.kasmina.slot import remove_slots
+from esper.leyline.errors import HostError, SettingError, UnknownNameError
+from esper.leyline.settings import GrowthSettings
+from esper.leyline.slots import SlotConfig
+from esper.tamiyo.policies import Policy
+from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.rules import RULES, HostFacts
+
+
+def inspect(model: nn.Module, example: Example) -> list[Place]:
+    """List every module of a model, in the order of execution, with whether a slot fits there.
+
+    Args:
+        model: any model; it is run once, and nothing of it changes.
+        example: one batch, as the model takes it: a tensor, a tuple of arguments or a dict of
+            keywords.
+
+    Returns:
+        A `Place` for each module that runs. It has the module's `name` and class, the `kind` and
+        `shape` of its output (without the batch), and the `problem` if no slot fits. Print it to
+        read it.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import esper
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> for place in esper.inspect(model, torch.zeros(3, 4)):
+        ...     print(place.name, place.kind, place.shape, place.problem)
+        0 vector (8,) None
+        1 vector (8,) None
+        2 vector (2,) None
+    """
+    return find_places(model, example)
+
+
+def grow(
+    model: nn.Module,
+    *,
+    slots: str | Sequence[str],
+    example: Example,
+    blueprints: Sequence[str] | None = None,
+    budget: float | int | None = None,
+    max_seeds: int | None = None,
+    policy: str | Callable[[HostFacts], Policy] = "heuristic",
+    higher_is_better: bool | None = None,
+    settings: GrowthSettings | None = None,
+) -> Garden:
+    """Wrap a model so that it can grow while you train it.
+
+    Until something is planted, the wrapped model computes what the bare one does, bit for bit.
+
+    Args:
+        model: the host, any `nn.Module`. Train `garden.model` instead of it from now on.
+        slots: the sub-modules on whose output seeds may grow: a name, a shell pattern or a regular
+            expression, or a list of those. `esper.inspect` lists the names.
+        example: one batch, as the model takes it, to learn the shapes from: a tensor, a tuple of
+            arguments or a dict of keywords.
+        blueprints: what may be planted, by name. By default all blueprints that fit, except copies
+            of the module at the slot ("copy", "copy_zero").
+        budget: most parameters of the grown network. A float is a multiple of the model's own
+            (1.5: half as many again), an int a number of parameters.
+        max_seeds: most seeds, live and kept. Without it and without a budget: one per slot.
+        policy: what decides: "never", "schedule", "random", "heuristic" or "sham", each with
+            settings if you like ("schedule:epochs=1+5"), or a function from `HostFacts` to a
+            policy of your own.
+        higher_is_better: whether your `evaluate` returns scores. By default bools count as scores
+            and numbers as losses.
+        settings: how seeds live: lengths of stages, random seed, late pruning; see
+            `GrowthSettings`.
+
+    Returns:
+        A `Garden`. Attach your optimiser to it, train `garden.model`, and call `garden.step` once
+        per epoch.
+
+    Raises:
+        HostError: a slot does not fit, or the model is wrapped, sharded or growing already.
+        SettingError: a setting is impossible, or leaves no room to grow.
+        UnknownNameError: no such module, blueprint or policy.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import esper
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> batch = torch.zeros(3, 4)
+        >>> garden = esper.grow(model, slots=["0", "1"], example=batch, budget=2.0)
+        >>> torch.equal(garden.model(batch), model(batch))
+        True
+        >>> garden.model.host_params, garden.model.budget
+        (58, 116)
+    """
+    settings = GrowthSettings() if settings is None else settings
+    if not isinstance(settings, GrowthSettings):
+        raise SettingError(
+            f"settings is a {type(settings).__name__}; write "
+            f"settings=esper.GrowthSettings(epochs=30)."
+        )
+    if isinstance(model, MorphogeneticModel):
+        raise HostError("this model already grows; use its garden, or grow garden.harvest().")
+    refuse_wrapped(model)
+    processes.share([*model.parameters(), *model.buffers()])
+    patterns = [slots] if isinstance(slots, str) else list(slots)
+    if not patterns:
+        raise SettingError(
+            "slots is empty; name at least one module. esper.inspect(model, example) "
+            "lists the places."
+        )
+    chosen = _choose_blueprints(blueprints)
+    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
+    names = chosen or list(REGISTRY.defaults_for(str(place.kind) for place in places))
+    if isinstance(policy, str):
+        names += [name for name in parse(policy).blueprints() if name not in names]
+    if max_seeds is None and budget is None:
+        max_seeds = len(places)
+    config = SlotConfig.for_modules(place.name for place in places)
+    growing = MorphogeneticModel(
+        model,
+        config,
+        example=example,
+        blueprints=names,
+        max_seeds=max_seeds,
+        budget=total_budget(budget, model),
+        settings=settings,
+    )
+    sites = {slot_id: growing.site(slot_id) for slot_id in config.slot_ids}
+    prices = HostFlops.of_model(model, example, sites)
+    return _tend(growing, policy, higher_is_better, prices)
+
+
+def _choose_blueprints(blueprints: str | Sequence[str] | None) -> list[str]:
+    """The names that the caller gave, as a list of its own; empty where all that fit are meant."""
+    if blueprints is None:
+        return []
+    names = [blueprints] if isinstance(blueprints, str) else list(blueprints)
+    if not names:
+        raise SettingError(
+            "blueprints is empty; name at least one, or leave it out for those that usually fit."
+        )
+    return names
+
+
+def _tend(
+    model: MorphogeneticModel,
+    policy: str | Callable[[HostFacts], Policy],
+    higher_is_better: bool | None,
+    prices: HostFlops | None,
+) -> Garden:
+    """A garden of this model; if that is refused, the host can be grown again."""
+    try:
+        return Garden(model, policy, higher_is_better, prices)
+    except Exception:
+        remove_slots(model.host)
+        raise
+
+
+def load(
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    policy: str | Callable[[HostFacts], Policy] | None = None,
+) -> Garden:
+    """Read the garden that `Garden.save` wrote, around a fresh instance of the same model.
+
+    Build the optimiser as before and `attach` it: it gets its state back, and training continues
+    bit for bit.
+
+    Args:
+        folder: what was passed to `save`.
+        model: the host as it was before it grew; its weights are replaced by the saved ones.
+        policy: a policy of your own has to be passed again. Another one than the saved one starts
+            without memory. By default the rule that was saved.
+
+    Raises:
+        SaveError: the save is damaged, belongs to another model, or was written by an older
+            version.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import esper
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> garden = esper.grow(model, slots="0", example=torch.zeros(3, 4), policy="never")
+        >>> folder = garden.save("saved-garden")
+        >>> fresh = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> loaded = esper.load(folder, fresh)
+        >>> torch.equal(fresh[0].weight, model[0].weight)
+        True
+    """
+
+    def check(extra: dict[str, Any]) -> None:
+        keeping.check(extra)
+        if policy is None and not isinstance(parse(extra["policy"]), Rule):
+            raise UnknownNameError(
+                "policy", extra["policy"], RULES, "Pass your own again: policy=..."
+            )
+
+    refuse_wrapped(model)
+    saved = load_network(Path(folder), model, check)
+    extra = saved.extra
+    chosen = extra["policy"] if policy is None else policy
+    prices = keeping.prices_of(extra)
+    garden = _tend(saved.network.model, chosen, extra["higher_is_better"], prices)
+    keeping.take(garden, saved.network.optimizer, saved.average, extra)
+    return garden

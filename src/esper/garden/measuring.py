@@ -1,0 +1,157 @@
+"""Held-out losses of a growing network: as it stands, with a seed, without one, without a fossil.
+
+The values come from the user's `evaluate`, of all processes' examples. Their cost is in `books`.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.garden import processes
+from esper.kasmina.evidence import as_losses, measure_pairs
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.probing import undisturbed
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.errors import MeasurementError
+from esper.leyline.stages import SeedStage
+from esper.runtime.ledger import Charge, Phase
+
+Evaluate = Callable[[], Tensor]
+"""Held-out values of the model as it stands, in eval mode: one per example, in a fixed order."""
+
+
+class Losses(NamedTuple):
+    """Held-out values of all processes' examples, as evidence needs them."""
+
+    values: Tensor
+    """one per example; lower is better"""
+    sign: float
+    """what turns them back into the scale of the user's `evaluate`: 1 for losses, -1 for scores"""
+
+
+@dataclass(frozen=True)
+class SeedLosses:
+    """Losses of the same held-out examples with a live seed and without it."""
+
+    slot: SeedSlot
+    with_seed: Tensor
+    without_seed: Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one step measured of a network and its seeds."""
+
+    base: Losses
+    incubated: list[SeedLosses]
+    on_probation: list[SeedLosses]
+    again: Tensor | None
+    """the network's losses once more, where the others may be of other examples"""
+
+    @property
+    def seeds(self) -> list[SeedLosses]:
+        """All seeds that were measured."""
+        return [*self.incubated, *self.on_probation]
+
+
+class Evaluation:
+    """Evaluates one network with the user's function, in all processes together.
+
+    `higher_is_better` says whether the function returns scores; None: bools are scores.
+    """
+
+    def __init__(self, model: MorphogeneticModel, higher_is_better: bool | None):
+        self.model = model
+        self.higher_is_better = higher_is_better
+        # whether processes have examples of their own to measure with
+        self._is_split = False
+
+    def read(self, evaluate: Evaluate) -> Reading:
+        """Measure a network as it stands, and every seed that is incubated or on probation.
+
+        All losses are sound before any of them is taken as evidence.
+        """
+        base = self.losses(evaluate, is_base=True)
+        incubated: list[SeedLosses] = []
+        for slot in self.slots_at(SeedStage.TRAINING):
+            with self.model.at_full_strength(slot.slot_id):
+                values = self.losses(evaluate).values
+            measure_pairs(better=base.values, than=values)
+            incubated.append(SeedLosses(slot, with_seed=values, without_seed=base.values))
+        on_probation: list[SeedLosses] = []
+        for slot in self.slots_at(SeedStage.PROBATIONARY):
+            with self.model.slot_off(slot.slot_id):
+                values = self.losses(evaluate).values
+            measure_pairs(better=base.values, than=values)
+            on_probation.append(SeedLosses(slot, with_seed=base.values, without_seed=values))
+        others = [seed.with_seed for seed in incubated]
+        others += [seed.without_seed for seed in on_probation]
+        again = self.losses(evaluate).values if looks_unpaired(base.values, others) else None
+        return Reading(base, incubated, on_probation, again)
+
+    def slots_at(self, stage: SeedStage) -> list[SeedSlot]:
+        """Slots whose seed is at this stage, in order."""
+        slots = map(self.model.slot, self.model.slot_config.slot_ids)
+        return [slot for slot in slots if slot.state.stage is stage]
+
+    def losses(self, evaluate: Evaluate, is_base: bool = False) -> Losses:
+        """Losses of all processes' examples; those that every process measured count once."""
+        parts = processes.gather(partial(self._losses_here, evaluate))
+        first = parts[0]
+        if is_base:
+            alike = [_are_close(part.values, first.values) for part in parts]
+            # once is enough: all may be right by chance
+            self._is_split = self._is_split or not all(alike)
+        if not self._is_split:
+            return first
+        return Losses(torch.cat([part.values for part in parts]), first.sign)
+
+    def _losses_here(self, evaluate: Evaluate) -> Losses:
+        """Losses of this process's examples."""
+        if not callable(evaluate):
+            raise MeasurementError(
+                f"evaluate is a {type(evaluate).__name__}; pass the function evaluate itself."
+            )
+        with undisturbed(self.model):
+            values, sign = as_losses(evaluate(), self.higher_is_better)
+        return Losses(values, sign)
+
+
+@dataclass
+class Evaluations:
+    """Evaluations of a network, each of it as it stands at the time, and what they cost."""
+
+    evaluate: Callable[[bool], Losses]
+    price: Callable[[], int]
+    values: list[Tensor] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+
+    def measure(self, *, is_base: bool = False) -> Losses:
+        """Evaluate the network once more; `is_base` is with all that it has."""
+        losses = self.evaluate(is_base)
+        phase: Phase = "validation" if is_base else "counterfactual"
+        self.charges.append(Charge(phase, len(losses.values), self.price()))
+        self.values.append(losses.values)
+        return losses
+
+    def repeat_in_doubt(self, base: Tensor) -> Tensor | None:
+        """Losses of the network once more, where those so far may be of other examples."""
+        return self.measure().values if looks_unpaired(base, self.values) else None
+
+
+def looks_unpaired(base: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether evaluations have too little in common to be of the same examples in one order."""
+    for other in others:
+        if float(base.std()) == 0 or float(other.std()) == 0:
+            continue
+        if float(torch.corrcoef(torch.stack([base, other]))[0, 1]) < 0.5:
+            return True
+    return False
+
+
+def _are_close(values: Tensor, others: Tensor) -> bool:
+    return values.shape == others.shape and torch.allclose(values, others, rtol=1e-3)
