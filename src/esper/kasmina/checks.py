@@ -1,6 +1,6 @@
-"""Conformance:
+"""What every blueprint and every host promises, as checks that you can run on your own.
 
-what every blueprint and every host promises, as checks that anybody can run on their own.
+Nothing here is used while a network grows.
 """
 
 import copy
@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import nn
 
-from esper.kasmina.blueprints import REGISTRY, SHAM, Shape
+from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint, Shape
 from esper.kasmina.copies.copying import Copy, Site
 from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
@@ -31,61 +31,85 @@ def check_blueprint(
     module: nn.Module | None = None,
     causal: bool = True,
 ) -> None:
-    """Raise `BlueprintError` unless the seed keeps shapes, is the identity at birth, is priced
-    right and can learn.
+    """Raise `BlueprintError` unless a blueprint keeps every promise of a seed.
 
-    Args: module: what a blueprint with a parameter `site` inherits from. causal: whether a sequence
-        seed must not look at later tokens; False if it is for models that do.
+    A seed keeps the shape of its input, is the identity at birth, costs what it was priced at,
+    treats every example alone, draws no random numbers and can learn. Run it on each blueprint of
+    your own:
+
+    >>> import esper
+    >>> from torch import nn
+    >>> @esper.blueprint("vector", "bn")
+    ... def batch_norm(channels):
+    ...     return nn.BatchNorm1d(channels)
+    >>> try:
+    ...     esper.check_blueprint("vector", "bn")
+    ... except esper.EsperError as problem:
+    ...     print(problem)
+    vector blueprint 'bn' mixes the examples of a batch; use GroupNorm or LayerNorm, not BatchNorm.
+
+    Args:
+        kind: what features it works on: image, sequence or vector.
+        name: the name under which it is registered.
+        shape: one example's features; a small typical shape if you do not say.
+        module: what a blueprint with a parameter `site` inherits from.
+        causal: whether a sequence seed must not look at later tokens; False if it is for models
+            that do.
     """
     what = f"{kind} blueprint {name!r}"
     blueprint = REGISTRY.get(kind, name)
     shape = tuple(shape or TYPICAL_SHAPES[kind])
     if blueprint.inherits and module is None:
-        way_out = (
-            "Pass module=..., one that keeps the shape of its input, or check a "
-            "whole network with check_host."
-        )
         raise BlueprintError(
-            f"{what} inherits from a module of the network and cannot be checked alone. {way_out}"
+            f"{what} inherits from a module of the network and cannot be checked alone. Pass "
+            f"module=..., one that keeps the shape of its input, or check a whole network with "
+            f"check_host."
         )
     site = None if module is None else Site(module, nn.ModuleList([module]))
     try:
         with own_randomness(0):
-            features, target = torch.randn(4, *shape), torch.randn(4, *shape)
-            seed = blueprint.build_seed(shape, site=site)
-            if probe_deviation(seed, features, name) != 0.0 and not isinstance(seed, Copy):
-                raise BlueprintError(
-                    f"{what} is not the identity at birth; its body must be finite."
-                )
-            is_causal = causal and kind == "sequence" and not isinstance(seed, Copy)
-            _check_outputs(_awake(seed), features, what, is_causal)
-            cost = (
-                blueprint.cost_at(shape, False, site)
-                if blueprint.inherits and site
-                else blueprint.cost(shape)
-            )
-            refuse_mispriced(seed, name, cost.params)
-            if name != SHAM:
-                _check_alive(seed, features, target, what)
+            _check_seed(blueprint, shape, site, causal, what)
+    except BlueprintError:
+        raise
     except (RuntimeError, ValueError, TypeError) as problem:
-        if isinstance(problem, BlueprintError):
-            raise
         raise BlueprintError(
             f"{what} does not work on features of shape {shape}: {problem}"
         ) from problem
 
 
-def _awake(seed: nn.Module) -> nn.Module:
-    """A copy whose every weight has an effect:
+def _check_seed(
+    blueprint: Blueprint, shape: Shape, site: Site | None, causal: bool, what: str
+) -> None:
+    """Build a seed and try all that it promises; `what` names it in errors."""
+    features = torch.randn(4, *shape)
+    target = torch.randn(4, *shape)
+    seed = blueprint.build_seed(shape, site=site)
+    is_copy = isinstance(seed, Copy)
+    if probe_deviation(seed, features, blueprint.name) != 0.0 and not is_copy:
+        raise BlueprintError(f"{what} is not the identity at birth; its body must be finite.")
+    is_causal = causal and blueprint.kind == "sequence" and not is_copy
+    _check_outputs(_awake(seed), features, what, is_causal)
+    if blueprint.inherits and site is not None:
+        cost = blueprint.cost_at(shape, False, site)
+    else:
+        cost = blueprint.cost(shape)
+    refuse_mispriced(seed, blueprint.name, cost.params)
+    if blueprint.name != SHAM:
+        _check_alive(seed, features, target, what)
 
-    one that is zero at birth would hide what the seed does later.
+
+def _awake(seed: nn.Module) -> nn.Module:
+    """A copy whose every weight has an effect.
+
+    A weight that is zero at birth would hide what the seed does later.
     """
     woken = copy.deepcopy(seed)
     with torch.no_grad():
         for name, parameter in woken.named_parameters():
-            parameter.fill_(1.0) if name == "scale" else parameter.add_(
-                0.3 * torch.randn_like(parameter)
-            )
+            if name == "scale":
+                parameter.fill_(1.0)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
     return woken
 
 
@@ -94,15 +118,15 @@ def _check_outputs(seed: nn.Module, features: torch.Tensor, what: str, is_causal
     """Outputs depend on nothing but the example, and if it is causal on nothing later in it."""
     whole = seed(features)
     if not torch.equal(whole, seed(features)):
-        reason = (
-            "two passes over the same features differ, and its draws would shift those of the host"
+        raise BlueprintError(
+            f"{what} is random: two passes over the same features differ, and its draws would "
+            f"shift those of the host. Leave dropout and noise out of seeds."
         )
-        raise BlueprintError(f"{what} is random: {reason}. Leave dropout and noise out of seeds.")
     try:
         is_alike = torch.allclose(whole[:1], seed(features[:1]), atol=1e-5)
     except ValueError:  # batch norm in training mode refuses a single example
         is_alike = False
-    if not is_alike:  # evidence would depend on who else is in the batch
+    if not is_alike:  # evidence would depend on the other examples of the batch
         raise BlueprintError(
             f"{what} mixes the examples of a batch; use GroupNorm or LayerNorm, not BatchNorm."
         )
@@ -110,29 +134,29 @@ def _check_outputs(seed: nn.Module, features: torch.Tensor, what: str, is_causal
         changed = features.clone()
         changed[:, token:] += torch.randn_like(changed[:, token:])
         if not torch.allclose(seed(changed)[:, :token], whole[:, :token], rtol=1e-4, atol=1e-4):
-            reason = f"its output at token {token - 1} changes with token {token}"
             raise BlueprintError(
-                f"{what} looks at later tokens: {reason}. Mask them, or pass causal=False."
+                f"{what} looks at later tokens: its output at token {token - 1} changes with "
+                f"token {token}. Mask them, or pass causal=False."
             )
 
 
 def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, what: str) -> None:
+    """Every parameter gets a gradient within the first steps, and the first step has an effect."""
     optimizer = torch.optim.SGD(seed.parameters(), lr=0.1)
     woken: set[str] = set()
     for step in range(_STEPS_TO_WAKE):
         optimizer.zero_grad()
         (seed(features) - target).square().sum().backward()
-        woken |= {
-            name
-            for name, p in seed.named_parameters()
-            if p.grad is not None and bool(p.grad.abs().sum() > 0)
-        }
+        for name, parameter in seed.named_parameters():
+            if parameter.grad is not None and bool(parameter.grad.abs().sum() > 0):
+                woken.add(name)
         optimizer.step()
         if step == 0 and torch.equal(seed(features), features):
             raise BlueprintError(
                 f"{what} does not change in its first optimiser step: its gradient is zero."
             )
-    if asleep := sorted({name for name, _ in seed.named_parameters()} - woken):
+    asleep = sorted({name for name, _ in seed.named_parameters()} - woken)
+    if asleep:
         raise BlueprintError(
             f"{what} has parameters without a gradient after {_STEPS_TO_WAKE} steps: {asleep}."
         )
@@ -141,36 +165,50 @@ def _check_alive(seed: nn.Module, features: torch.Tensor, target: torch.Tensor, 
 def check_host(
     host: nn.Module, slots: SlotConfig | None = None, example: Example | None = None
 ) -> None:
-    """Raise `HostError` unless the host can be wrapped unchanged and its segments, if any, equal
-    its forward pass.
+    """Raise `HostError` unless a host can be wrapped and gives the same output then.
+
+    A host with segments must also give the same output when its pass is split at any slot. Nothing
+    of the host changes.
+
+    >>> import esper, torch
+    >>> from torch import nn
+    >>> from esper.leyline.slots import SlotConfig
+    >>> host = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> esper.check_host(host, SlotConfig.for_modules(["1"]), example=torch.zeros(3, 4))
+
+    Args:
+        host: any module.
+        slots: the modules that slots sit on; a host with segments knows its own.
+        example: one batch, as the host takes it; a host with segments has one of its own.
     """
     twin = copy.deepcopy(host)
-    model = MorphogeneticModel(
-        twin, slots, example=example, settings=GrowthSettings(scale_at_birth=1.0)
-    )
+    # seeds with an effect, so that a pass that skips a slot shows
+    settings = GrowthSettings(scale_at_birth=1.0)
+    model = MorphogeneticModel(twin, slots, example=example, settings=settings)
     if example is None:
         assert isinstance(twin, SegmentedHost)  # wrapping it without an example has just worked
         example = twin.example()
     with undisturbed(host), undisturbed(model):
-        plain, wrapped = call_with(host, example), call_with(model, example)
+        plain = call_with(host, example)
+        wrapped = call_with(model, example)
         if not torch.equal(plain, wrapped):
             raise HostError(
                 f"{type(host).__name__} changes its output once wrapped; it must be deterministic."
             )
         model.attach(torch.optim.SGD(model.parameters(), lr=0.0))
-        for slot_id, name in {slot_id: name for slot_id, name, _ in reversed(model.costs)}.items():
-            model.germinate_seed(
-                slot_id, name
-            )  # with an effect, so that a pass that skips a slot shows
+        first_fitting: dict[str, str] = {}
+        for slot_id, name, _ in reversed(model.costs):
+            first_fitting[slot_id] = name
+        for slot_id, name in first_fitting.items():
+            model.germinate_seed(slot_id, name)
         model.tick()
-        plain = call_with(model, example)
+        grown = call_with(model, example)
         if not isinstance(twin, SegmentedHost):
             return
         assert isinstance(example, torch.Tensor)
         for slot_id in model.slot_config.slot_ids:
-            if not torch.equal(
-                twin.forward_from_segment(slot_id, twin.forward_to_segment(slot_id, example)), plain
-            ):
+            features = twin.forward_to_segment(slot_id, example)
+            if not torch.equal(twin.forward_from_segment(slot_id, features), grown):
                 raise HostError(
                     f"{type(host).__name__} changes its output when its pass is split at {slot_id}."
                 )

@@ -4,7 +4,7 @@ A multiplication and an addition are two FLOPs; all numbers are of one example.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,24 +22,26 @@ from esper.kasmina.probing import Example, batch_size, call_with, undisturbed
 
 def count_flops(call: Callable[[], object]) -> int:
     """FLOPs of one call."""
-
-    # as a CPU runs it, which torch does not count
-    def lstm(inputs, weights, recurrent, *_, **__):  # type: ignore[no-untyped-def]
-        return 2 * math.prod(inputs[:-1]) * (math.prod(weights) + math.prod(recurrent))
-
-    def lstm_backward(*shapes, **options):  # type: ignore[no-untyped-def]
-        return 2 * lstm(*shapes, **options)
-
     mapping = {
         torch.ops.aten.convolution_backward: _convolution_backward,
-        torch.ops.aten.mkldnn_rnn_layer: lstm,
-        torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward,
+        torch.ops.aten.mkldnn_rnn_layer: _lstm,
+        torch.ops.aten.mkldnn_rnn_layer_backward: _lstm_backward,
     }
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
     # the CPU's fused attention is not counted
     with sdpa_kernel(SDPBackend.MATH), counter:
         call()
     return int(counter.get_total_flops())
+
+
+def _lstm(inputs, weights, recurrent, *_, **__):  # type: ignore[no-untyped-def]
+    """FLOPs of an LSTM as a CPU runs it, which torch does not count, from shapes."""
+    return 2 * math.prod(inputs[:-1]) * (math.prod(weights) + math.prod(recurrent))
+
+
+def _lstm_backward(*shapes, **options):  # type: ignore[no-untyped-def]
+    """FLOPs of that LSTM's gradients: two forward passes."""
+    return 2 * _lstm(*shapes, **options)
 
 
 def _convolution_backward(  # type: ignore[no-untyped-def]
@@ -71,8 +73,10 @@ def _convolution_backward(  # type: ignore[no-untyped-def]
 class BackwardFlops:
     """How a seed's backward pass differs from two forward passes."""
 
-    entry: int = 0  # saved where no gradient of its input is needed
-    mixing: int = 0  # of products of features with features, which frozen weights do not save
+    entry: int = 0
+    """saved where no gradient of its input is needed"""
+    mixing: int = 0
+    """of products of features with features, which frozen weights do not save"""
 
 
 def count_backward(
@@ -94,25 +98,24 @@ def count_backward(
     return BackwardFlops(entry=max(0, both - of_weights), mixing=max(0, of_inputs - forward))
 
 
-def _count_gradients(loss: Tensor, targets: Iterable[Tensor]) -> int:
-    listed = list(targets)
-    if not listed or not loss.requires_grad:
+def _count_gradients(loss: Tensor, targets: Sequence[Tensor]) -> int:
+    """FLOPs of the gradients of these tensors; the graph stays."""
+    if not targets or not loss.requires_grad:
         return 0
-    return count_flops(
-        lambda: torch.autograd.grad(loss, listed, retain_graph=True, allow_unused=True)
-    )
+    find_gradients = partial(torch.autograd.grad, retain_graph=True, allow_unused=True)
+    return count_flops(lambda: find_gradients(loss, targets))
 
 
 @dataclass(frozen=True)
 class HostFlops:
     """FLOPs of one example through a bare host."""
 
-    whole: int  # forward
+    whole: int
+    """forward"""
     after: dict[str, int] = field(default_factory=dict)
-    """forward from each slot on; empty where no prefix is shared: every counterfactual then costs
-    a whole pass
-    """
-    learnt: int = 0  # forward and backward; the first layer needs no gradient of its input
+    """forward from each slot on; empty where every counterfactual costs a whole pass"""
+    learnt: int = 0
+    """forward and backward; the first layer needs no gradient of its input"""
     back: dict[str, int] = field(default_factory=dict)
     """backward from the output to each slot, no weight's gradient counted"""
 
@@ -163,9 +166,10 @@ def _count_built(
                 sites[slot_id] = host.get_submodule(name)
                 with torch.no_grad():
                     features = host.forward_to_segment(slot_id, example)
-                    rest = partial(host.forward_from_segment, slot_id, features)
-                    after[slot_id] = count_flops(rest)
-        return replace(_count_host(host, partial(host, example), sites), after=after)
+                    finish = partial(host.forward_from_segment, slot_id, features)
+                    after[slot_id] = count_flops(finish)
+        counted = _count_host(host, partial(host, example), sites)
+        return replace(counted, after=after)
 
 
 def _count_host(
