@@ -1,14 +1,15 @@
 """The examples run as they stand, on tiny settings."""
 
+import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from cases import with_slow
 from simic.team_workers import assert_ended_well, run_ranks
 
 ROOT = Path(__file__).parent.parent
@@ -35,16 +36,25 @@ def test_every_example_is_listed_here():
 LONG = ("continue_trained.py", "ddp.py", "deepen_gpt.py", "lightning_callback.py")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SETTINGS]
-)
+@pytest.mark.parametrize("name", with_slow(SETTINGS, LONG))
 def test_example_runs_and_plants_a_seed(name, tmp_path):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    command = [sys.executable, str(ROOT / "examples" / name), *SETTINGS[name]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert any(sign in done.stdout for sign in ("GERMINATE", "grown minus never", "copies   "))
+
+    def run_it(rank):
+        os.chdir(tmp_path)
+        sys.argv = [name, *SETTINGS[name]]
+        try:
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        except SystemExit as leaving:
+            if leaving.code:
+                raise
+
+    # forked, so that torch is not loaded once more
+    ended = run_ranks(tmp_path / "said", 1, run_it, seconds=300)
+    assert_ended_well(ended)
+    signs = ("GERMINATE", "grown minus never", "copies   ")
+    assert any(sign in ended[0].said for sign in signs)
 
 
 @pytest.mark.ranks

@@ -297,6 +297,7 @@ def test_fetching_without_a_network_is_one_line_that_says_what_to_put_where(
     nowhere = replace(SOURCES["shakespeare"][0], url="http://127.0.0.1:9/input.txt")
     monkeypatch.setitem(SOURCES, "shakespeare", (nowhere,))
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # no waiting between attempts
     code, out, err = call(capsys, "data", "fetch", "shakespeare", "--data-root", str(tmp_path))
     assert (code, out) == (2, "")
     assert re.search(f"http://127.0.0.1:9/input.txt .*{tmp_path}/shakespeare/input.txt", err)

@@ -136,7 +136,11 @@ AT_ENDS = {"save_strategy": "steps", "save_steps": 3}
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param(BY_STEP, marks=pytest.mark.slow), AT_ENDS],
+    [
+        {},
+        pytest.param(BY_STEP, marks=pytest.mark.slow),
+        pytest.param(AT_ENDS, marks=pytest.mark.slow),
+    ],
     ids=["by epoch", "by step", "at ends of epochs"],
 )
 def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsys):

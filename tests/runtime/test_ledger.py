@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from cases import with_slow
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.pricing import HostFlops, count_flops
 from esper.kasmina.switches import bypassed
@@ -72,7 +73,7 @@ def forward_flops(run):
     return counted(lambda: run.model(run.splits.train.example()[:1]))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", with_slow(TASKS, {"cifar10_deep", "fashion_mnist"}))
 def test_a_hosts_flops_are_those_of_a_real_forward_pass(name):
     population = population_of(name)
     assert population.flops.whole > 0

@@ -157,7 +157,7 @@ def restored(task, folder, **options):
 # -- going on --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", with_slow(CASES, {"dropout", "text"}))
+@pytest.mark.parametrize("case", with_slow(CASES, {"dropout", "embargo", "incubation", "text"}))
 def test_a_host_read_back_after_every_epoch_has_the_same_episode(case, tmp_path):
     """Before and after germinating, incubating, blending, fossilizing, culling, in embargo."""
     task, script = CASES[case]
