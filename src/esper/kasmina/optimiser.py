@@ -69,18 +69,15 @@ class OptimizerLink:
         self.home = _find_home(optimizer, host)
         self.groups: dict[str, dict[int, int]] = {}
         """slot -> {group of the host: the slot's own group like it}"""
-        group_of = {
-            id(parameter): number
-            for number, group in enumerate(optimizer.param_groups)
-            for parameter in group["params"]
-        }
+        self.slot_groups: list[int] = []
+        group_of: dict[int, int] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            group_of |= dict.fromkeys(map(id, group["params"]), number)
         for slot_id, source in sources.items():
             present = {group_of[id(p)] for p in source.parameters() if id(p) in group_of}
             likes = [self.home, *sorted(present - {self.home})]
             self.groups[slot_id] = {like: self._add_group(like) for like in likes}
-        self.slot_groups = [
-            number for numbers in self.groups.values() for number in numbers.values()
-        ]
+            self.slot_groups += self.groups[slot_id].values()
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False
@@ -301,18 +298,18 @@ def link_optimizers(
             f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate."
         )
     attached = set() if before is None else {id(link.optimizer) for link in before.all}
-    if any(id(one) in attached for one in optimizers):
+    if not attached.isdisjoint(map(id, optimizers)):
         raise OptimizerError("this optimiser is already attached; attach(optimizer) once only.")
     _refuse_unfit(optimizers, host)
     _refuse_unfit_schedulers(plans, optimizers)
     plan_of = {id(plan.optimizer): plan for plan in plans}
     links = []
-    for one in optimizers:
+    for followed in optimizers:
         link = OptimizerLink(
-            one,
+            followed,
             host,
             sources,
-            scheduler=plan_of.get(id(one)),
+            scheduler=plan_of.get(id(followed)),
             seed_lr=seed_lr,
             follows_rates=follows_rates,
         )
@@ -323,22 +320,22 @@ def link_optimizers(
 
 
 def _unwrap(wrapped: Any, name: str) -> list[Any]:
-    """One thing, several or None as a list, without accelerate's wrappers.
+    """One optimiser or scheduler, several or None as a list, without accelerate's wrappers.
 
     Hooks of a wrapper would never be called.
     """
     if wrapped is None:
         return []
     listed = list(wrapped) if isinstance(wrapped, list | tuple) else [wrapped]
-    return [
-        getattr(thing, name) if type(thing).__module__.startswith("accelerate.") else thing
-        for thing in listed
-    ]
+    for index, outer in enumerate(listed):
+        if type(outer).__module__.startswith("accelerate."):
+            listed[index] = getattr(outer, name)
+    return listed
 
 
 def _refuse_unfit(optimizers: Sequence[Any], host: nn.Module) -> None:
     """Refuse optimisers that cannot follow, or that do not own the host's parameters once each."""
-    unfit = [one for one in optimizers if not _takes_parameters_singly(one)]
+    unfit = [optimizer for optimizer in optimizers if not _takes_parameters_singly(optimizer)]
     if unfit or not optimizers:
         name = type(unfit[0]).__name__ if unfit else "[]"
         raise OptimizerError(

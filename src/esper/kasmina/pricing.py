@@ -155,6 +155,7 @@ class HostFlops:
 def _count_built(
     build_host: Callable[[], nn.Module], shape: torch.Size, dtype: torch.dtype, is_cut: bool
 ) -> HostFlops:
+    """Count a host that is built on the meta device, without memory."""
     with torch.device("meta"):
         host = build_host()
         example = torch.zeros(shape, dtype=dtype)

@@ -31,6 +31,7 @@ class Configuration(BaseModel):
 
     @model_validator(mode="after")
     def _values_are_sane(self) -> Self:
+        """Refuse numbers beyond all sense and texts that a terminal would obey."""
         for name, value in self:
             is_bound = any(hasattr(rule, "le") for rule in type(self).model_fields[name].metadata)
             for entry in _entries(value):
@@ -135,7 +136,7 @@ def _explain(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
     locations = [error["loc"] for error in errors]
     for error in errors:
         location = error["loc"]
-        if any(_is_inside(other, location) for other in locations):
+        if any(_is_inside(entry, location) for entry in locations):
             continue
         path = [str(part) for part in location]
         key = ".".join(path)

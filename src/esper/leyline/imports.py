@@ -65,6 +65,7 @@ def _find_origin(name: str, target: str) -> Path | None:
 
 
 def _import(name: str, target: str, origin: Path) -> None:
+    """Import a module; what fails in it is an error that names the line of `origin`."""
     try:
         import_module(name)
     except (Exception, SystemExit) as problem:

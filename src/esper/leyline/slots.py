@@ -6,7 +6,7 @@ What is in a slot is said by `lifecycle` and `reports`.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Self
 
 from esper.leyline.errors import SlotIdError, UnknownNameError
@@ -76,7 +76,8 @@ class SlotConfig:
             raise SlotIdError(
                 f"a grid of {rows} x {columns} has no slots. Both numbers must be at least 1."
             )
-        return cls(tuple(f"r{row}c{column}" for row in range(rows) for column in range(columns)))
+        positions = product(range(rows), range(columns))
+        return cls(tuple(f"r{row}c{column}" for row, column in positions))
 
     @classmethod
     def for_modules(cls, names: Iterable[str]) -> Self:

@@ -259,11 +259,15 @@ def _count_options(thing: Any, path: str, count: int) -> list[tuple[str, ...]]:
     named = [field for field in dir(thing) if _COUNT.fullmatch(field)]
     fields = [field for field in named if _is_count(getattr(thing, field, None), count)]
     sides = [side for side in ("encoder", "decoder") if side in path]
-    same_side = [field for field in fields if any(side in field for side in sides)]
+    same_side = [field for field in fields if _names_side(field, sides)]
     no_side = [field for field in fields if "coder" not in field]
     one_by_one = [[field] for field in fields]
     options = [tuple(group) for group in (same_side, no_side, fields, *one_by_one) if group]
     return list(dict.fromkeys(options))
+
+
+def _names_side(field: str, sides: Sequence[str]) -> bool:
+    return any(side in field for side in sides)
 
 
 def _is_count(value: object, count: int) -> bool:

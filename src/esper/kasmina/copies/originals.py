@@ -13,5 +13,8 @@ def pair_originals(seed: nn.Module | None, source: nn.Module) -> dict[nn.Paramet
     if not isinstance(seed, Copy):
         return {}
     originals = dict(source.named_parameters(remove_duplicate=False))
-    copied = seed.body.named_parameters()
-    return {parameter: originals[name] for name, parameter in copied if name in originals}
+    pairs: dict[nn.Parameter, nn.Parameter] = {}
+    for name, parameter in seed.body.named_parameters():
+        if name in originals:
+            pairs[parameter] = originals[name]
+    return pairs
