@@ -69,7 +69,7 @@ FAULTS = [
     Fault(
         "masks offer places that are taken",
         "leyline/legality.py",
-        "if _refuse_place(view.reports[slot_id], view) is not None:",
+        "if _refuse_slot(view.reports[slot_id], view) is not None:",
         "if view.max_seeds == 0:",
         "tamiyo/test_masks_in_populations.py::test_no_action_drawn_through_conditional_masks_is_refused_by_a_population"
         "[vectors]",

@@ -58,7 +58,8 @@ class MorphogeneticModel(nn.Module):
     >>> from esper.leyline.slots import SlotConfig
     >>> host = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     >>> slots = SlotConfig.for_modules(["0"])
-    >>> model = esper.MorphogeneticModel(host, slots, example=torch.zeros(2, 4))
+    >>> batch = torch.zeros(2, 4)
+    >>> model = esper.MorphogeneticModel(host, slots, example=batch, blueprints=["mlp"])
     >>> link = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     >>> planted = model.germinate_seed("r0c0", "mlp")
     >>> planted.after.stage.name, model.host_params, model.active_params
