@@ -94,15 +94,15 @@ FAULTS = [
     Fault(
         "a corpus is known by its size only",
         "runtime/tasks/data.py",
-        "whole.update(key)",
-        'whole.update(b"")',
+        "digest.update(key)",
+        'digest.update(b"")',
         "runtime/tasks/test_code.py::test_a_changed_source_is_another_corpus",
     ),
     Fault(
         "a run goes on with another corpus",
         "runtime/splits.py",
-        "if saved != own:",
-        "if saved is None and own is not None:",
+        "if saved != present:",
+        "if saved is None and present is not None:",
         "trials/test_compute.py::test_a_run_does_not_go_on_with_another_corpus",
     ),
     Fault(

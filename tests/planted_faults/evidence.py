@@ -176,8 +176,8 @@ FAULTS = [
     Fault(
         "validation examples are trained on",
         "runtime/splits.py",
-        "parts = order[cut:], order[:cut]",
-        "parts = order, order[:cut]",
+        "return _pick(split, order[cut:]), _pick(",
+        "return _pick(split, order), _pick(",
         "runtime/test_splits.py::test_every_example_is_in_exactly_one_split",
     ),
     Fault(

@@ -15,10 +15,8 @@ from tempfile import TemporaryDirectory
 
 from esper.leyline.errors import DataError, UnknownNameError
 
-_TIMEOUT, _RETRIES = (
-    30.0,
-    2,
-)  # Seconds without a byte until a server is gone; further attempts, each from the start.
+_TIMEOUT = 30.0  # Seconds without a byte until a server is gone.
+_RETRIES = 2  # Further attempts, each from the start.
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,8 @@ class RemoteFile:
     url: str
     path: str
     checksum: str | None = None  # algorithm:hex digits; None where none is published
-    members: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of an archive: path under the data root -> checksum
+    # of an archive: checksums by path under the data root
+    members: Mapping[str, str] = field(default_factory=dict)
 
 
 _CIFAR10 = RemoteFile(
@@ -47,35 +44,43 @@ _CIFAR10 = RemoteFile(
         "cifar-10-batches-py/batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
     },
 )
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
-_STORY_FILES = "TinyStories-train.txt", "TinyStories-valid.txt"
-_SHAKESPEARE = (
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+
+def _fashion(name: str, checksum: str) -> RemoteFile:
+    folder = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+    return RemoteFile(f"{folder}/{name}", f"FashionMNIST/raw/{name}", checksum)
+
+
+def _stories(name: str) -> RemoteFile:
+    folder = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main"
+    return RemoteFile(f"{folder}/{name}", f"TinyStories/{name}")
+
+
+_SHAKESPEARE = RemoteFile(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "shakespeare/input.txt",
+    "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
-_KNOWN_BY = "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+# Files by the name of their task.
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
-    **dict.fromkeys(("cifar10", "cifar10_deep", "cifar10_resnet"), (_CIFAR10,)),
-    "fashion_mnist": tuple(
-        RemoteFile(f"{_FASHION}{name}-ubyte.gz", f"FashionMNIST/raw/{name}-ubyte.gz", f"md5:{md5}")
-        for name, md5 in (
-            ("train-images-idx3", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            ("train-labels-idx1", "25c81989df183df01b3e8a0aad5dffbe"),
-            ("t10k-images-idx3", "bef4ecab320f06d8554ea6380940ec79"),
-            ("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310"),
-        )
+    "cifar10": (_CIFAR10,),
+    "cifar10_deep": (_CIFAR10,),
+    "cifar10_resnet": (_CIFAR10,),
+    "fashion_mnist": (
+        _fashion("train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        _fashion("train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
+        _fashion("t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
+        _fashion("t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
     ),
-    "shakespeare": (RemoteFile(_SHAKESPEARE, "shakespeare/input.txt", _KNOWN_BY),),
-    "tinystories": tuple(
-        RemoteFile(f"{_STORIES}/{name}", f"TinyStories/{name}") for name in _STORY_FILES
-    ),
+    "shakespeare": (_SHAKESPEARE,),
+    "tinystories": (_stories("TinyStories-train.txt"), _stories("TinyStories-valid.txt")),
 }
 
 
 def fetch(
     name: str, root: Path | None, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES
 ) -> list[str]:
-    """Bring a data set into `root`; says of each file what became of it."""
+    """Bring a data set into `root`; returns one line about each file."""
     if name not in sources:
         from esper.runtime.tasks.registry import (
             TASKS,  # and with them torch, which no download needs
@@ -97,40 +102,49 @@ def fetch(
         ) from problem
     pooch.get_logger().setLevel("ERROR")
     try:
-        return [note for file in sources[name] for note in _bring(file, root)]
+        notes: list[str] = []
+        for file in sources[name]:
+            notes += _bring(file, root)
+        return notes
     except RequestException as problem:
         missing = [file for file in sources[name] if not _exists(file, root)]
-        places = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
-        advice = "Run the command again when there is a network, or after a copy by hand:"
-        raise DataError(f"{name} was not fetched: {problem}. {advice} {places}.") from problem
-    except OSError as problem:
-        reason = f"cannot read or write {problem.filename or root}: {problem.strerror or problem}"
+        copies = "; ".join(f"{file.url} to {root / file.path}" for file in missing)
         raise DataError(
-            f"{reason}. Free disk space or name another folder with --data-root."
+            f"{name} was not fetched: {problem}. Run the command again when there is a network, or "
+            f"after a copy by hand: {copies}."
+        ) from problem
+    except OSError as problem:
+        raise DataError(
+            f"cannot read or write {problem.filename or root}: {problem.strerror or problem}. Free "
+            "disk space or name another folder with --data-root."
         ) from problem
 
 
 def is_fetched(name: str, root: Path | None) -> bool:
-    """Whether every file of the data set is in its place, which is so where there is none; the
-    content is not read.
+    """Say whether every file of the data set is there; their content is not read.
+
+    A data set without files is always there.
     """
     files = SOURCES.get(name, ())
-    return not files or (root is not None and all(_exists(file, root) for file in files))
+    if not files:
+        return True
+    return root is not None and all(_exists(file, root) for file in files)
 
 
 def _exists(file: RemoteFile, root: Path) -> bool:
+    """Whether a file is there; of an archive, all that is in it."""
     return all((root / path).is_file() for path in file.members or (file.path,))
 
 
 def _bring(file: RemoteFile, root: Path) -> list[str]:
-    """One file, and what is in it if it is an archive; what already exists is checked, and never
-    overwritten.
+    """Bring one file, and what is in it if it is an archive.
+
+    What already exists is checked, and never overwritten.
     """
-    notes = [
-        _keep(root / path, checksum)
-        for path, checksum in file.members.items()
-        if (root / path).exists()
-    ]
+    notes = []
+    for path, checksum in file.members.items():
+        if (root / path).exists():
+            notes.append(_keep(root / path, checksum))
     if notes and len(notes) == len(file.members):
         return notes
     target = root / file.path
@@ -144,10 +158,11 @@ def _bring(file: RemoteFile, root: Path) -> list[str]:
 
 
 def _keep(path: Path, checksum: str | None) -> str:
+    """Check a file that is there, and say so; a wrong one is an error."""
     if checksum and not _is_right(path, checksum):
         raise DataError(
             f"{path} already exists, but its checksum is not the official {checksum}. "
-            f"Move it away first."
+            "Move it away first."
         )
     return f"{path} already exists; {_known_by(checksum)}."
 
@@ -160,15 +175,16 @@ def _is_right(path: Path, checksum: str) -> bool:
 
 
 def _known_by(checksum: str | None) -> str:
-    return (
-        "its checksum is right"
-        if checksum
-        else "no checksum is published, so its content is unverified"
-    )
+    if checksum:
+        return "its checksum is right"
+    return "no checksum is published, so its content is unverified"
 
 
 def _download(file: RemoteFile, target: Path) -> str:
-    """Into a temporary file, checked, then renamed: a file under its own name is complete."""
+    """Download into a temporary file, check it, rename it.
+
+    A file under its own name is therefore complete.
+    """
     import pooch
 
     plain = {"Accept-Encoding": "identity"}  # the size that the server announces is the file's
@@ -178,7 +194,8 @@ def _download(file: RemoteFile, target: Path) -> str:
     folder = pooch.create(
         target.parent.absolute(), base_url="", retry_if_failed=_RETRIES, allow_updates=False
     )
-    folder.registry[target.name], folder.urls[target.name] = file.checksum, file.url
+    folder.registry[target.name] = file.checksum
+    folder.urls[target.name] = file.url
     try:
         folder.fetch(target.name, downloader=download)
     except ValueError as problem:
@@ -190,16 +207,15 @@ def _download(file: RemoteFile, target: Path) -> str:
 
 
 def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
-    """Unpacked aside, checked, then moved file by file:
+    """Unpack aside, check, then move file by file.
 
-    what is in its place is complete and right.
+    What is under its own name is therefore complete and right.
     """
     with TemporaryDirectory(dir=root, prefix=".unpack-") as aside:
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(
-                    aside, filter="data"
-                )  # refuses what would be written, or linked to, outside
+                # the filter refuses what would be written, or linked to, outside
+                tar.extractall(aside, filter="data")
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as problem:
             raise DataError(
                 f"{archive} was refused, and nothing of it is kept: {problem}."
@@ -208,8 +224,8 @@ def _unpack(archive: Path, root: Path, members: Mapping[str, str]) -> str:
             unpacked = Path(aside) / path
             if not unpacked.is_file() or not _is_right(unpacked, checksum):
                 raise DataError(
-                    f"{archive} does not hold the official {path}; move it away and "
-                    f"run the command again."
+                    f"{archive} does not hold the official {path}; move it away and run the "
+                    "command again."
                 )
         for path in members:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
