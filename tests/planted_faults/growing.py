@@ -244,16 +244,16 @@ FAULTS = [
     ),
     Fault(
         "41: a resumed learner has no momentum",
-        "simic/checkpoints.py",
-        'agent.optimizer.state_dict() | {"state": state}',
-        'agent.optimizer.state_dict() | {"state": {}}',
+        "simic/ppo/agent.py",
+        'self.optimizer.state_dict() | {"state": state}',
+        'self.optimizer.state_dict() | {"state": {}}',
         "simic/test_checkpoints.py::test_a_learner_comes_back_to_the_bit_with_the_callers_facts",
     ),
     Fault(
         "41: resumed rows are dealt from the beginning",
-        "simic/checkpoints.py",
-        'agent.shuffles.set_state(tensors["shuffles"])',
-        'assert "shuffles" in tensors',
+        "simic/ppo/agent.py",
+        'self.shuffles.set_state(content.tensors["shuffles"])',
+        'assert "shuffles" in content.tensors',
         "simic/test_checkpoints.py::test_a_learner_comes_back_to_the_bit_with_the_callers_facts",
     ),
     Fault(

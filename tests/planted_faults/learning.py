@@ -42,7 +42,7 @@ FAULTS = [
     ),
     Fault(
         "3: the environment's own mask is written to",
-        "simic/ppo/any_env.py",
+        "simic/ppo/codecs.py",
         "np.array(list(mask), dtype=np.bool_)",
         "np.asarray(mask, dtype=np.bool_)",
         "simic/test_reconstruction.py::test_the_environments_arrays_are_only_read",
@@ -100,8 +100,8 @@ FAULTS = [
     Fault(
         "9: learning goes on across the beginning of an episode",
         "simic/ppo/rollout.py",
-        '("states", "log_probs", "values", "starts")},\n',
-        '("states", "log_probs", "values")},\n            starts=torch.zeros_like(valid),\n',
+        "starts=self.cut(self.starts, index),",
+        "starts=torch.zeros_like(is_inside),",
         "simic/test_reconstruction.py::test_what_was_seen_before_an_episode_began_changes_nothing_after_it",
     ),
     Fault(
@@ -115,17 +115,15 @@ FAULTS = [
     Fault(
         "11: states are never called stale",
         "simic/ppo/agent.py",
-        "return float(torch.cat(found, 1).square().mean())",
+        "return float(torch.cat(gaps, 1).square().mean())",
         "return 0.0",
         "simic/test_reconstruction.py::test_rows_that_go_on_report_how_stale_their_states_have_become",
     ),
     Fault(
         "12: statistics move from minibatch to minibatch",
         "simic/ppo/agent.py",
-        "                own = rollout.cut(advantages, index), rollout.cut(returns, index)\n",
-        "                own = rollout.cut(advantages, index), rollout.cut(returns, index)\n"
-        "                "
-        "self.network.observation_stats.update(rollout.rows(index).states.flatten(0, 1))\n",
+        "                steps = table.minibatch(index, part)\n",
+        "                steps = table.minibatch(index, part)\n                self.network.observation_stats.update(rollout.rows(index).states.flatten(0, 1))\n",
         "simic/test_reconstruction.py::test_statistics_stand_still_until_the_last_minibatch_and_change_once_after",
     ),
     Fault(
@@ -215,8 +213,8 @@ FAULTS = [
     Fault(
         "22: heads that an op does not use are learned from",
         "simic/ppo/losses.py",
-        "torch.stack([valid & torch.isin(first, own) for own in uses])",
-        "torch.stack([valid for own in uses])",
+        "by_head.append(valid & torch.isin(first_choices, uses))",
+        "by_head.append(valid)",
         "simic/ppo/test_update.py::test_what_is_stored_for_heads_that_an_op_does_not_use_changes_no_bit",
     ),
     Fault(
@@ -229,8 +227,8 @@ FAULTS = [
     Fault(
         "23: a head that nobody used is 0 / 0",
         "simic/ppo/losses.py",
-        "by_row.sum(1).clamp(min=1).split(",
-        "by_row.sum(1).split(",
+        "index_of_all].sum(1).clamp(min=1)",
+        "index_of_all].sum(1)",
         "simic/ppo/test_losses.py::test_a_head_that_nobody_used_costs_nothing",
     ),
     Fault(
@@ -285,8 +283,8 @@ FAULTS = [
     Fault(
         "27: the entropy bonus is paid only where the op was taken",
         "simic/ppo/agent.py",
-        "mean_entropy(entropy, steps, rows.valid)",
-        "mean_entropy(entropy, steps, rows.valid & steps.is_relevant)",
+        "mean_entropy(judged.entropy, steps, rows.valid)",
+        "mean_entropy(judged.entropy, steps, rows.valid & steps.is_relevant)",
         "simic/ppo/test_update.py::test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus",
     ),
     Fault(

@@ -22,8 +22,8 @@ FAULTS = [
     Fault(
         "28: the trace runs across a truncation",
         "simic/ppo/rollout.py",
-        "goes_on = (~ended).to(rewards)",
-        "goes_on = (~terminated).to(rewards)",
+        "continues = (~ended).to(rewards)",
+        "continues = (~terminated).to(rewards)",
         "simic/ppo/test_returns.py::test_no_trace_crosses_an_end",
     ),
     Fault(
@@ -50,8 +50,8 @@ FAULTS = [
     Fault(
         "30: resets that take a step are decisions",
         "simic/ppo/any_env.py",
-        "values, ~self.is_filler, self.begins)",
-        "values, torch.ones_like(self.begins), self.begins)",
+        "valid=~self.is_filler,",
+        "valid=torch.ones_like(self.begins),",
         "simic/test_playing.py::test_a_reset_that_takes_a_step_is_filler_and_one_that_does_not_is_none",
     ),
     Fault(
@@ -106,21 +106,21 @@ FAULTS = [
     Fault(
         "35: the minibatch that goes too far still takes its step",
         "simic/ppo/agent.py",
-        "            return None, kl\n",
-        "            self.optimizer.step()\n            return None, kl\n",
+        "            return Descent(gradient_norm=None, kl=kl)\n",
+        "            self.optimizer.step()\n            return Descent(gradient_norm=None, kl=kl)\n",
         "simic/ppo/test_update.py::test_the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update",
     ),
     Fault(
         "35: too large a divergence skips a minibatch but not the rest",
         "simic/ppo/agent.py",
-        "                    return traces, epoch, decisions\n",
+        "                    return Passes(traces, early_stop_epoch=epoch)\n",
         "                    pass\n",
         "simic/ppo/test_update.py::test_the_minibatch_that_goes_too_far_takes_no_step_and_ends_the_update",
     ),
     Fault(
         "37: schedules go by updates",
         "simic/ppo/agent.py",
-        "self.decisions += int(counts[-1])",
+        "self.decisions += decisions",
         "self.decisions += 1",
         "simic/ppo/test_update.py::test_rate_and_bonus_fall_in_a_straight_line_by_decisions_to_their_floors",
     ),
@@ -158,8 +158,8 @@ FAULTS = [
     Fault(
         "46: environments share a trace",
         "simic/ppo/rollout.py",
-        "goes_on[step] * carried\n",
-        "goes_on[step] * carried.mean()\n",
+        "continues[step] * carried\n",
+        "continues[step] * carried.mean()\n",
         "simic/ppo/test_returns.py::test_environments_do_not_touch_each_other",
     ),
     Fault(
@@ -207,7 +207,7 @@ FAULTS = [
     Fault(
         "a host that is given up decides on",
         "simic/trainer.py",
-        "        goes_on &= ~_on(terminated, agent)\n",
+        "        is_playing &= ~is_terminated\n",
         "",
         "simic/test_trainer.py::test_a_host_that_is_given_up_decides_no_more_in_its_round",
     ),
@@ -221,8 +221,8 @@ FAULTS = [
     Fault(
         "43: losses are divided by what one rank has",
         "simic/ppo/agent.py",
-        "is_open, self.team.sum(counts)",
-        "is_open, counts",
+        "is_open, counts=self.team.sum(counts)",
+        "is_open, counts=counts",
         "simic/test_team_ranks.py::test_several_ranks_find_what_one_finds[shares of 3 and 2]",
     ),
     Fault(
@@ -249,8 +249,8 @@ FAULTS = [
     Fault(
         "46: every rank has the same random numbers",
         "simic/trainer.py",
-        "number * rollout.total + env.first, (rollout.steps",
-        "number * rollout.total, (rollout.steps",
+        "first_episode = number * rollout.total + env.first",
+        "first_episode = number * rollout.total",
         "simic/test_team_ranks.py::test_several_ranks_find_what_one_finds[4 ranks]",
     ),
     Fault(
@@ -262,30 +262,30 @@ FAULTS = [
     ),
     Fault(
         "a rank stops for itself",
-        "simic/trainer.py",
-        "answer = agent.team.ask(should_stop())",
-        "answer = lambda own=should_stop(): own",
+        "simic/team.py",
+        "self._open = self._team.ask(self._should_stop())",
+        "self._open = lambda claim=self._should_stop(): claim",
         "simic/test_team_rounds.py::test_whoever_is_asked_to_stop_all_stop_at_the_same_step[1-after the epoch]",
     ),
     Fault(
         "the last answer of a round is not read",
         "simic/trainer.py",
-        "if stops or answer():",
-        "if stops:",
+        "if vote.at_the_end():",
+        "if False:",
         "simic/test_parts.py::test_an_answer_may_be_read_with_the_next_question_or_at_the_end_of_the_round[last]",
     ),
     Fault(
         "the first hosts have two ranks",
         "simic/team.py",
-        "[range(*pair) for pair in pairwise(",
-        "[range(max(first - 1, 0), end) for first, end in pairwise(",
+        "shares.append(range(start, start + count))",
+        "shares.append(range(max(start - 1, 0), start + count))",
         "simic/test_team.py::test_every_host_has_one_rank_and_shares_differ_by_one_at_most",
     ),
     Fault(
         "ranks with other settings train on",
         "simic/team.py",
-        "if (here := other.get(name)) != (first := everyone[0].get(name)):",
-        "if (here := other.get(name)) and not (first := everyone[0].get(name)):",
+        "if here != first:",
+        "if here and not first:",
         "simic/test_team_ranks.py::test_ranks_with_other_settings_are_refused_and_the_difference_is_named",
     ),
 ]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.simic.checkpoints import History, episodes_of, load_agent
+from esper.simic.team import StopVote
 from esper.simic.trainer import build_agent, build_environment, build_rollout, play_round
 from esper.storage import runfolder
 from esper.storage.store import Store
@@ -30,7 +31,7 @@ def learned(tmp_path_factory):
     env = build_environment(config)
     agent, layout = build_agent(config, env)
     rollout = build_rollout(env, agent)
-    play_round(env, agent, rollout, 0, NullSink(), lambda: False)
+    play_round(env, agent, rollout, 0, NullSink(), StopVote(agent.team))
     agent.update(rollout)
     return config, env, agent, layout
 
@@ -84,7 +85,7 @@ def test_a_learner_that_came_back_learns_on_alike(learned, saved, tmp_path):
         agent, _ = fresh(learned)
         load_agent(saved, agent, layout)
         rollout = build_rollout(env, agent)
-        play_round(env, agent, rollout, 1, NullSink(), lambda: False)
+        play_round(env, agent, rollout, 1, NullSink(), StopVote(agent.team))
         agent.update(rollout)
         ends.append(state_of(agent))
     assert differing(*ends) == set()

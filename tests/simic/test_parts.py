@@ -11,7 +11,7 @@ from esper.runtime.executors.eager import EagerExecutor
 from esper.simic import environment, trainer
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.round_summary import RoundTally
-from esper.simic.team import Team
+from esper.simic.team import StopVote, Team
 from esper.simic.trainer import (
     InterruptedTraining,
     build_agent,
@@ -31,15 +31,14 @@ def _in_parts(monkeypatch):
     monkeypatch.setattr(environment, "GraphedExecutor", EagerExecutor)
 
 
-def played(folder, team=None, **options):
+def played(folder, team=None, should_stop=lambda: False, **options):
     config = tiny(folder, hosts=HOSTS, initial_wait=0.3)
     config.out.mkdir(parents=True)
     env = build_environment(config)
     agent, _ = build_agent(config, env, team)
     rollout = build_rollout(env, agent, config.hosts)
-    tally = play_round(
-        env, agent, rollout, 1, NullSink(), **{"should_stop": lambda: False, **options}
-    )
+    vote = StopVote(agent.team, should_stop, **options)
+    tally = play_round(env, agent, rollout, 1, NullSink(), vote)
     return SimpleNamespace(env=env, agent=agent, rollout=rollout, tally=tally)
 
 
@@ -150,7 +149,12 @@ def test_ranks_ask_every_two_seconds_and_read_later_unless_epochs_are_long(tmp_p
     epochs.
     """
     given, real, finish = [], trainer.play_round, RoundTally.finish
-    monkeypatch.setattr(trainer, "play_round", lambda *all: (given.append(all[-2:]), real(*all))[1])
+
+    def play(*arguments):
+        given.append((arguments[-1].every, arguments[-1].reads_later))
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer, "play_round", play)
     seconds = iter([2.8, 100.0, 28.0, 20.0, 0.001])
 
     def took(tally, *rest):

@@ -75,7 +75,7 @@ def test_decisions_are_counted_without_filler(mode):
 
 def test_filler_has_no_advantage_and_no_return():
     rollout = player_for(clocks(2, NEXT_STEP, [3, 4])).play(10)
-    for found in rollout.advantages(0.9, 0.8):
+    for found in rollout.targets(0.9, 0.8):
         assert found[~rollout.valid].eq(0).all()
         assert found[rollout.valid].ne(0).all()
 
@@ -154,7 +154,7 @@ def test_nothing_follows_the_end_of_an_episode(mode):
     """The step after an end has another episode's reward, and the step before does not see it."""
     player = player_for(clocks(1, mode, [4], ends="terminated"))
     rollout = player.play(8)
-    returns = rollout.advantages(0.9, 1.0)[1][:4, 0]
+    returns = rollout.targets(0.9, 1.0).returns[:4, 0]
     rewards = [0.2, 0.3, 0.4, 0.5]
     assert returns.tolist() == pytest.approx(
         [sum(0.9**k * r for k, r in enumerate(rewards[t:])) for t in range(4)]
@@ -169,7 +169,7 @@ def test_the_penalty_of_a_host_that_fails_reaches_the_learner_on_that_step(mode)
     assert failed.any()
     assert torch.equal(rollout.terminated & rollout.valid, failed)
     assert rollout.rewards[failed].eq(-5).all()
-    advantages, returns = rollout.advantages(0.9, 0.8)
+    advantages, returns = rollout.targets(0.9, 0.8)
     torch.testing.assert_close(returns[failed], torch.full((int(failed.sum()),), -5.0))
     torch.testing.assert_close(advantages[failed], -5.0 - rollout.values[failed])
 

@@ -284,7 +284,7 @@ def test_statistics_stand_still_until_the_last_minibatch_and_change_once_after()
 def test_statistics_take_in_the_stored_observations_and_the_returns():
     player = player_for(clocks(3, NEXT_STEP, [4, 6, None]))
     rollout = player.play(16)
-    returns = rollout.advantages(SMALL.gamma, SMALL.gae_lambda)[1]
+    returns = rollout.targets(SMALL.gamma, SMALL.gae_lambda).returns
     states = rollout.states[rollout.valid].double()
     player.agent.update(rollout)
     network = player.agent.network

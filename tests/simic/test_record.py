@@ -22,7 +22,7 @@ class SlowLearner:
         self.rollout, self.assigned = rollout, assigned
         self.names = agent.network.spec.names
         self.optimizer = torch.optim.Adam(self.network.parameters(), self.config.lr, eps=1e-5)
-        raw, self.returns = rollout.advantages(self.config.gamma, self.config.gae_lambda)
+        raw, self.returns = rollout.targets(self.config.gamma, self.config.gae_lambda)
         known = raw[rollout.valid]
         self.advantages = (raw - known.mean()) / known.std(unbiased=False)
         self.ratios = {name: [] for name in (*self.names, "joint")}

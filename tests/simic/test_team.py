@@ -8,7 +8,12 @@ from torch import nn
 
 from esper.leyline.errors import DeviceError, SaveError, SettingError
 from esper.simic import team
-from esper.simic.ppo.diagnostics import MinibatchTrace, RatioExplosionDiagnostic, summarise
+from esper.simic.ppo.diagnostics import (
+    MinibatchTrace,
+    RatioExplosionDiagnostic,
+    UpdateFacts,
+    summarise,
+)
 from esper.simic.team import Team, code_digest, is_launched, joined_team, was_restarted
 
 
@@ -155,24 +160,20 @@ def left_behind(ratios, steps=4):
 
 
 def test_each_ratio_that_was_looked_at_counts_once_whatever_a_rank_has_come_to():
-    known = dict.fromkeys(
-        (
-            "explained_variance",
-            "early_stop_epoch",
-            "stale_state_error",
-            "lr",
-            "entropy_weight",
-            "decisions",
-        ),
-        0.0,
+    facts = UpdateFacts(
+        decisions=8,
+        head_decisions=[8],
+        explained_variance=0.0,
+        early_stop_epoch=None,
+        stale_state_error=0.0,
+        lr=0.0,
+        entropy_weight=0.0,
     )
     other = Heard()
-    summarise(
-        [left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, [8], other, **known
-    )  # all of its four decisions
-    record = summarise(
-        [left_behind([1.0])], ["op"], 0.2, [8], Heard(other.said), **known
-    )  # one of four: cut short
+    # all of its four decisions
+    summarise([left_behind([2.0, 2.0, 2.0, 2.0])], ["op"], 0.2, facts, other)
+    # one of four: cut short
+    record = summarise([left_behind([1.0])], ["op"], 0.2, facts, Heard(other.said))
     assert record.heads["op"].clip_fraction == record.clip_fraction == pytest.approx(0.8)
     assert (record.ratio_mean, record.ratio_std) == (pytest.approx(1.8), pytest.approx(0.4))
     assert (record.heads["op"].steps, record.heads["op"].ratio_max, record.ratio_min) == (

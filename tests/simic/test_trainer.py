@@ -15,6 +15,7 @@ from esper.simic.environment import GrowthVectorEnv
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.diagnostics import Anomaly, AnomalyDetector
 from esper.simic.round_summary import RoundTally
+from esper.simic.team import StopVote
 from esper.simic.trainer import (
     InterruptedTraining,
     build_agent,
@@ -86,10 +87,10 @@ def test_every_round_has_other_hosts_in_turn(whole):
     agent, _ = build_agent(config, env)
     rollout, episodes = build_rollout(env, agent), {}
     for number in (2, 0, 1):  # whatever was played before
-        play_round(env, agent, rollout, number, NullSink(), lambda: False)
+        play_round(env, agent, rollout, number, NullSink(), StopVote(agent.team))
         episodes[number] = [run.seed for run in env.population.runs]
     assert Counter(episodes[0] + episodes[1] + episodes[2]) == dict.fromkeys(env.host_seeds, 2)
-    play_round(env, agent, rollout, 0, NullSink(), lambda: False)
+    play_round(env, agent, rollout, 0, NullSink(), StopVote(agent.team))
     assert [run.seed for run in env.population.runs] == episodes[0]
 
 
@@ -287,7 +288,7 @@ def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
     env = build_environment(config)
     agent, layout = build_agent(config, env)
     rollout = build_rollout(env, agent)
-    play_round(env, agent, rollout, 0, NullSink(), lambda: False)
+    play_round(env, agent, rollout, 0, NullSink(), StopVote(agent.team))
     assert rollout.states.shape == (3, 2, len(layout.features))
     assert rollout.valid.all()
     assert rollout.terminated.tolist() == [[False, False], [False, False], [True, True]]
@@ -437,7 +438,7 @@ def test_telemetry_costs_under_three_percent_of_an_epoch(tmp_path, monkeypatch):
         for number in range(3):
             spent.clear()
             started = time.process_time()
-            play_round(env, agent, rollout, number, sink, lambda: False)
+            play_round(env, agent, rollout, number, sink, StopVote(agent.team))
             before = time.process_time()
             sink.commit()
             spent.append(time.process_time() - before)

@@ -66,11 +66,11 @@ class RoundTally:
                     {n: mask[row] for n, mask in masks.items()},
                     success,
                 )
-            self.tell(host, told, reward=float(rewards[row]), reward_parts=parts)
+            self.emit(host, told, reward=float(rewards[row]), reward_parts=parts)
             if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
                 self.sink.write(self.env.episodes.close(host))
 
-    def tell(self, host: int, told: Sequence[events.Event], **earned: Any) -> None:
+    def emit(self, host: int, told: Sequence[events.Event], **earned: Any) -> None:
         """Write a host's events; its epoch gets the twin's reading and what the decision before it
         earned.
         """

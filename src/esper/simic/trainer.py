@@ -1,6 +1,6 @@
-"""The whole system on one page:
+"""The whole system on one page.
 
-decide, act, train an epoch, measure, reward, observe; after each round, one update.
+Decide, act, train an epoch, measure, reward, observe; after each round, one update.
 """
 
 import json
@@ -22,12 +22,12 @@ from esper.simic.checkpoints import History, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
 from esper.simic.ppo.agent import PPOAgent
-from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
+from esper.simic.ppo.codecs import ActionCodec, Codecs, ObservationCodec
 from esper.simic.ppo.diagnostics import AnomalyDetector, UpdateRecord
 from esper.simic.ppo.rollout import Rollout
 from esper.simic.rewards import weights_of
 from esper.simic.round_summary import RoundTally
-from esper.simic.team import Team
+from esper.simic.team import StopVote, Team
 from esper.simic.twins import twin_readings
 from esper.storage import runfolder
 from esper.tamiyo.policy_files import Layout
@@ -36,8 +36,8 @@ from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFin
 from esper.telemetry.sink import Sink
 
 
-class InterruptedTraining(Exception):  # noqa: N818  # nobody made a mistake
-    """Somebody asked to stop; the last whole round is saved."""
+class InterruptedTraining(Exception):  # noqa: N818  # it is no error
+    """Raised where `should_stop` or the time limit ends training; whole rounds are saved."""
 
     def __init__(self, rounds: int):
         super().__init__(f"stopped after {rounds} whole rounds")
@@ -57,43 +57,46 @@ def train_ppo_vectorized(
 ) -> PPOAgent:
     """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
 
-    Args: resume: go on from the newest whole checkpoint; without any, begin at the beginning.
-        watch: is shown every round. watch_ranks: is shown how long each rank took to play its share
-        of a round. should_stop: asked after every epoch, by ranks about every two seconds; True on
-        any rank, or the end of `time_limit`, ends the run with `InterruptedTraining` on all. tell:
-        is told what episodes may cost and rest on. team: the processes that train together; each
-        has its share of the hosts, and all end with the same policy.
+    Args:
+        config: all that decides the run.
+        sink: where events are written.
+        resume: continue from the newest whole checkpoint; without one, begin at the beginning.
+        watch: gets every round.
+        watch_ranks: gets how long each rank took to play its share of a round.
+        should_stop: asked after every epoch, by several ranks about every two seconds. True on
+            any rank, or the end of `time_limit`, raises `InterruptedTraining` on all.
+        tell: gets lines on what episodes may cost and rest on.
+        team: the processes that train together. Each has its share of the hosts, and all end
+            with the same policy.
     """
-    team, until = team or Team(), time.monotonic() + (config.time_limit or math.inf)
+    team = team or Team()
+    deadline = time.monotonic() + (config.time_limit or math.inf)
 
     def is_over() -> bool:
-        return should_stop() or time.monotonic() > until
+        return should_stop() or time.monotonic() > deadline
 
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
             env = build_environment(config, team, is_over)
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team, env.population.corpus)
-            first = history.resume(agent) if resume else 0
-            if team.rank == 0:  # what it goes on with
+            first_round = history.resume(agent) if resume else 0
+            if team.rank == 0:  # a resumed run may continue with another configuration
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
         rollout = build_rollout(env, agent, config.hosts)
-        started, every, reads_later = time.perf_counter(), 1, False
-        for number in range(first, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, is_over, every, reads_later)
+        vote = StopVote(team, is_over)
+        last_update = time.perf_counter()
+        for number in range(first_round, config.rounds):
+            tally = play_round(env, agent, rollout, number, sink, vote)
             record = agent.update(rollout)
-            check_health(record, number, config, sink, tells=team.rank == 0)
-            before, started = (
-                started,
-                time.perf_counter(),
-            )  # from update to update, checkpoint and all
-            event = tally.finish(agent.decisions, plain(record), started - before, team)
-            if (
-                team.size > 1
-            ):  # who asks every two seconds and reads the answer the next time stops within four
-                pace = rollout.steps / event.seconds
-                every, reads_later = min(max(1, int(2 * pace)), rollout.steps), pace > 0.5
+            check_health(record, number, config, sink, emits=team.rank == 0)
+            # a round lasts from update to update, with the checkpoint of the round before it
+            now = time.perf_counter()
+            seconds = now - last_update
+            last_update = now
+            event = tally.finish(agent.decisions, plain(record), seconds, team)
+            vote = vote.for_next_round(rollout.steps, event.seconds)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
@@ -108,35 +111,42 @@ def build_environment(
 ) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
-    here, task, folder = (
-        team.assign(config.hosts)[team.rank],
-        config.task.build(),
-        config.out / runfolder.TWINS,
-    )
+    hosts = team.assign(config.hosts)[team.rank]
+    task = config.task.build()
+    folder = config.out / runfolder.TWINS
     seeds = draw_host_seeds(config.seed, config.host_pool)
-    places: dict[str, Any] = {"devices": config.devices, **config.way_to_run}
+    way_to_run: dict[str, Any] = {"devices": config.devices, **config.way_to_run}
     try:
         with team.together():
-            places["splits"] = splits = task.load(config.data_root)
+            splits = task.load(config.data_root)
             require_saved_corpus(config.out, splits.corpus)
+        way_to_run["splits"] = splits
         team.require_same({"the corpus": splits.corpus})
-        with team.together():  # every rank plays some of the twins, and then reads the others'
-            played = twin_readings(
-                task, seeds[team.rank :: team.size], folder, should_stop=should_stop, **places
+        with team.together():  # each rank plays some of the twins and later reads all of them
+            twins = twin_readings(
+                task,
+                seeds[team.rank :: team.size],
+                folder,
+                should_stop=should_stop,
+                **way_to_run,
             )
-        if team.any(played is None):
+        if team.any(twins is None):
             raise InterruptedTraining(saved_rounds(config.out))
-        weights, sees = weights_of(config.family, config.reward.weights), config.observe_telemetry
-        own: dict[str, Any] = {
-            "first": here.start,
-            "weights": weights,
-            "use_telemetry": sees,
-            **places,
-        }
-        env = GrowthVectorEnv(task, len(here), host_seeds=seeds, folder=folder, **own)
+        env = GrowthVectorEnv(
+            task,
+            len(hosts),
+            host_seeds=seeds,
+            folder=folder,
+            weights=weights_of(config.family, config.reward.weights),
+            use_telemetry=config.observe_telemetry,
+            first=hosts.start,
+            **way_to_run,
+        )
     except OSError as problem:
-        found = f"cannot read the data or keep the twins in {folder}: {problem.strerror}"
-        raise SaveError(f"{found}. Free disk space and use --resume.") from problem
+        raise SaveError(
+            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. "
+            f"Free disk space and use --resume."
+        ) from problem
     env.seed = config.seed
     return env
 
@@ -151,9 +161,9 @@ def build_agent(
         network = layout.build()
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
-    codecs = (
-        ObservationCodec(env.single_observation_space),
-        ActionCodec(env.single_action_space, env.heads),
+    codecs = Codecs(
+        observations=ObservationCodec(env.single_observation_space),
+        actions=ActionCodec(env.single_action_space, env.heads),
     )
     agent = PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), codecs=codecs, team=team)
     agent.layout = layout
@@ -161,34 +171,42 @@ def build_agent(
 
 
 def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
-    """Storage for whole episodes:
+    """Storage for every decision of whole episodes of the hosts here.
 
-    every decision of every host here, of `total` on all ranks; None is no others.
+    `total` is the number of hosts on all ranks; None: there are no others.
     """
     ops, slots, blueprints, blends = env.space.sizes
-    shapes = {
+    mask_shapes: dict[str, tuple[int, ...]] = {
         "op": (ops,),
         "slot": (ops, slots),
         "blueprint": (slots, blueprints),
         "blend": (blends,),
     }
-    size, place = (env.task.epochs - 1, env.num_envs, env.width), (env.first, total or env.num_envs)
-    return Rollout(*size, env.heads, shapes, like=next(agent.network.parameters()), place=place)
+    return Rollout(
+        steps=env.task.epochs - 1,
+        count=env.num_envs,
+        state_dim=env.width,
+        spec=env.heads,
+        mask_shapes=mask_shapes,
+        like=next(agent.network.parameters()),
+        first=env.first,
+        total=total,
+    )
 
 
 def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Tensor:
-    """The random numbers of a round's decisions, [T, N, heads, widest]:
+    """The random numbers of a round's decisions, [T, N, heads, widest].
 
-    every episode has its own, wherever it runs.
+    They belong to the episode, whichever rank plays it.
     """
-    first, shape = (
-        number * rollout.total + env.first,
-        (rollout.steps, len(env.heads.heads), max(env.heads.sizes)),
-    )
-    seeds = (mix_seed(env.seed, 13, first + host) for host in range(env.num_envs))
-    return torch.stack(
-        [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1
-    )
+    first_episode = number * rollout.total + env.first
+    shape = (rollout.steps, len(env.heads.heads), max(env.heads.sizes))
+    draws = []
+    for host in range(env.num_envs):
+        seed = mix_seed(env.seed, 13, first_episode + host)
+        generator = torch.Generator().manual_seed(seed)
+        draws.append(torch.rand(shape, generator=generator))
+    return torch.stack(draws, 1)
 
 
 @torch.no_grad()
@@ -198,61 +216,58 @@ def play_round(
     rollout: Rollout,
     number: int,
     sink: Sink,
-    should_stop: Callable[[], bool],
-    every: int = 1,
-    reads_later: bool = False,
+    vote: StopVote,
 ) -> RoundTally:
-    """N whole episodes: one part trains while another is decided about. After `every` epochs all
-    ask if they stop.
+    """N whole episodes; the hosts of one part train while the policy decides about another.
 
-    Read later, with the next question, an answer keeps nobody waiting; two open ones would keep
-    survivors from leaving.
+    Raises `InterruptedTraining` after the epoch at which the ranks vote to stop.
     """
     sink.write(RoundBegan(number))
-    began, waited, stops, tally = time.perf_counter(), 0.0, False, RoundTally(env, number, sink)
+    began = time.perf_counter()
+    tally = RoundTally(env, number, sink)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
-    parts = [(part, rollout.part(part.first - env.first, part.num_envs)) for part in env.parts()]
-    answer: Callable[[], bool] = bool  # nobody has asked
+    parts = []
+    for part in env.parts():
+        rows = rollout.part(part.first - env.first, part.num_envs)
+        parts.append(play_part(part, agent, rows, number, tally))
     try:
-        for epoch, _ in enumerate(
-            zip_longest(*(play_part(part, agent, rows, number, tally) for part, rows in parts))
-        ):
-            asked = time.perf_counter()
-            if epoch and epoch % every == 0 and not (stops := answer()):
-                answer = agent.team.ask(should_stop())
-                stops = not reads_later and answer()
-            if stops:
-                break
-            waited += time.perf_counter() - asked  # for ranks that take longer
-        asked = time.perf_counter()
-        if stops or answer():
+        for epoch, _ in enumerate(zip_longest(*parts)):
+            if vote.after(epoch):
+                raise InterruptedTraining(number)
+        if vote.at_the_end():
             raise InterruptedTraining(number)
-        waited += time.perf_counter() - asked
-    finally:  # who stops in the middle leaves hosts that train
+    finally:  # a round that stops in the middle leaves hosts that still train
         env.population.executor.settle(env.population.runs)
-    tally.ranks = [
-        RankTimed(number, agent.team.rank, env.num_envs, time.perf_counter() - began - waited)
-    ]
-    sink.write(tally.ranks[0])
+    timed = RankTimed(
+        round=number,
+        rank=agent.team.rank,
+        hosts=env.num_envs,
+        seconds=time.perf_counter() - began - vote.seconds_waited,
+    )
+    tally.ranks = [timed]
+    sink.write(timed)
     return tally
 
 
 def play_part(
     env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, tally: RoundTally
 ) -> Iterator[None]:
-    """Whole episodes of some hosts, until they train:
+    """Whole episodes of some hosts; yields whenever they train, so that others may have a turn.
 
-    then others may come. One that is given up has no more steps.
+    A host that is given up has no more valid steps.
     """
     env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
-    hidden, flops = agent.network.get_initial_hidden(env.num_envs), decision_flops(agent.network)
-    goes_on = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
-    begins, first = torch.zeros_like(goes_on), env.first - tally.env.first  # hidden is zero already
+    hidden = agent.network.get_initial_hidden(env.num_envs)
+    flops = decision_flops(agent.network)
+    is_playing = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
+    # episodes begin with the rollout, where the memory is zero already
+    begins = torch.zeros_like(is_playing)
+    first = env.first - tally.env.first
     yield
     obs, info = env.reset_wait()
     for host, events in enumerate(info["events"]):
-        tally.tell(first + host, events)
+        tally.emit(first + host, events)
     for step in range(rollout.steps):
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
@@ -262,41 +277,53 @@ def play_part(
         )
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
         env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
-        rollout.add_decision(states, masks, choices, log_probs, values, goes_on, begins)
-        before = info
+        rollout.add_decision(states, masks, choices, log_probs, values, is_playing, begins)
+        masks_before = info["action_mask"]
         env.step_async(actions)
         yield
         obs, rewards, terminated, truncated, info = env.step_wait()
         paid = _on(rewards, agent).to(rollout.rewards.dtype)
-        rollout.add_outcome(paid, _on(terminated, agent), _on(truncated, agent))
-        tally.take(first, actions, rewards, before["action_mask"], info, goes_on.cpu().numpy())
-        goes_on &= ~_on(terminated, agent)
+        is_terminated = _on(terminated, agent)
+        rollout.add_outcome(paid, is_terminated, _on(truncated, agent))
+        tally.take(first, actions, rewards, masks_before, info, is_playing.cpu().numpy())
+        is_playing &= ~is_terminated
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
 
 
 def check_health(
-    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, tells: bool
+    record: UpdateRecord, number: int, config: TrainingConfig, sink: Sink, emits: bool
 ) -> None:
-    """Tell what does not look healthy; the first sign of a series brings debug records for a few
-    rounds.
+    """Emit what does not look healthy, on the rank that emits.
+
+    The first anomaly of a series brings debug records for a few rounds.
     """
-    for anomaly in (found := AnomalyDetector().check(record, number / config.rounds)):
+    anomalies = AnomalyDetector().check(record, number / config.rounds)
+    for anomaly in anomalies:
         escalated = sink.telemetry.escalate_temporarily()
-        if tells:
-            value, limit = finite(anomaly.value), finite(anomaly.limit)
-            sink.write(AnomalyFound(number, anomaly.kind, value, limit, anomaly.where, escalated))
-            if escalated:
-                sink.write_record(
-                    "UPDATE_DUMP", {"round": number, **plain(record)}, TelemetryLevel.DEBUG
-                )
-    if config.stop_on_anomaly and found:
-        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in found))
-        reason = f"round {number + 1}: {kinds}, and stop_on_anomaly is set"
-        raise MeasurementError(f"{reason}. {number} rounds are saved; change ppo, --resume.")
+        if not emits:
+            continue
+        event = AnomalyFound(
+            round=number,
+            kind=anomaly.kind,
+            value=finite(anomaly.value),
+            limit=finite(anomaly.limit),
+            where=anomaly.where,
+            escalated=escalated,
+        )
+        sink.write(event)
+        if escalated:
+            dump = {"round": number, **plain(record)}
+            sink.write_record("UPDATE_DUMP", dump, TelemetryLevel.DEBUG)
+    if config.stop_on_anomaly and anomalies:
+        kinds = ", ".join(dict.fromkeys(anomaly.kind for anomaly in anomalies))
+        raise MeasurementError(
+            f"round {number + 1}: {kinds}, and stop_on_anomaly is set. {number} rounds are saved; "
+            f"change ppo, --resume."
+        )
 
 
 def plain(record: UpdateRecord) -> Any:
-    """The same for JSON: NaN and infinity become None."""
+    """The record as plain data for JSON; NaN and infinity become None."""
     return json.loads(json.dumps(asdict(record)), parse_constant=lambda name: None)
 
 

@@ -11,7 +11,7 @@ from torch import tensor
 
 from esper.leyline.factored_actions import DEFAULT_SPACE, OP_CULL, OP_GERMINATE, OP_WAIT
 from esper.simic.ppo.losses import (
-    HeadSteps,
+    StepTable,
     counts_by_row,
     k3,
     mean_entropy,
@@ -30,7 +30,8 @@ def log(rows):
 
 def steps_of(used, valid, is_open=None):
     is_open = used if is_open is None else is_open
-    return HeadSteps.of(used, is_open, counts_by_row(used, valid, is_open))
+    every = torch.arange(len(valid))
+    return StepTable(used, is_open, counts_by_row(used, valid, is_open)).minibatch(every, every)
 
 
 def loss_of(ratios, advantages, used=None, valid=None, mode="per_head", clip=CLIP):

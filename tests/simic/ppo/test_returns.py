@@ -131,7 +131,7 @@ def test_an_end_that_is_both_counts_as_a_termination():
     both = torch.ones(4, dtype=torch.bool)
     rollout.add_outcome(torch.ones(4), both, both, torch.full((4,), 100.0))
     rollout.finish(torch.zeros(4), rollout.hidden)
-    assert rollout.advantages(GAMMA, LAM)[1][0].tolist() == pytest.approx([1.0] * 4)
+    assert rollout.targets(GAMMA, LAM).returns[0].tolist() == pytest.approx([1.0] * 4)
 
 
 # -- stable-baselines3's own problems --------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_a_reward_at_the_last_step_reaches_back_as_the_closed_form_says(
     env = SyncVectorEnv([lambda: LastStepPays(length)], autoreset_mode=mode)
     steps = length * episodes + (episodes - 1 if mode is NEXT_STEP else 0)
     rollout = counting_player(env, value).play(steps)
-    advantages, returns = (found[rollout.valid] for found in rollout.advantages(gamma, lam))
+    advantages, returns = (found[rollout.valid] for found in rollout.targets(gamma, lam))
     decay, error = gamma * lam, gamma * value - value
     left = np.tile(np.arange(length)[::-1], episodes)  # steps until the last one
     sums = [sum(decay**k for k in range(n)) for n in left]

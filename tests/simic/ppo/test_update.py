@@ -10,7 +10,7 @@ import torch
 
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
 from esper.simic.ppo import agent as agent_module
-from esper.simic.ppo.losses import HeadSteps
+from esper.simic.ppo.rollout import Targets
 from simic.worlds import SMALL, bytes_of, clocks, growth_agent, growth_rollout, player_for
 
 EVERY_OP = {
@@ -35,9 +35,9 @@ def watched(agent, name):
     """Arguments of every call of a function that the agent's module uses."""
     calls, real = [], getattr(agent_module, name)
 
-    def spy(*args):
+    def spy(*args, **options):
         calls.append(args)
-        return real(*args)
+        return real(*args, **options)
 
     return calls, spy
 
@@ -100,9 +100,11 @@ def waiting_rollout(agent, possible=tuple(range(NUM_OPS))):
 def gradients(agent, rollout, weight):
     index = torch.arange(rollout.count)
     flat = torch.zeros(rollout.count, rollout.steps)
-    agent._descend = lambda loss, kl: (agent.network.zero_grad() or loss.backward(), kl)
-    is_relevant, is_open, counts = agent._look_through(rollout)
-    agent._step(rollout, index, HeadSteps.of(is_relevant, is_open, counts), flat, flat, weight)
+    agent._descend = lambda loss, kl: agent_module.Descent(
+        agent.network.zero_grad() or loss.backward(), kl
+    )
+    steps = agent._look_through(rollout).minibatch(index, index)
+    agent._step(rollout, index, steps, Targets(flat, flat), weight)
     return {
         name: value.grad
         for name, value in agent.network.named_parameters()
@@ -137,7 +139,7 @@ def test_a_head_whose_op_was_impossible_gets_no_bonus():
 def test_every_pass_sees_the_same_normalised_advantages_and_the_same_old_values(monkeypatch):
     agent = growth_agent(settings(epochs=3, target_kl=None))
     rollout = growth_rollout(agent)
-    raw, returns = rollout.advantages(agent.config.gamma, agent.config.gae_lambda)
+    raw, returns = rollout.targets(agent.config.gamma, agent.config.gae_lambda)
     old = {
         name: getattr(rollout, name).clone()
         for name in ("values", "log_probs", "choices", "states", "rewards")
@@ -353,10 +355,10 @@ def test_one_bad_minibatch_is_left_out_and_the_others_are_learned_from():
     agent = growth_agent(settings(minibatches=2, epochs=1))
     passes = agent._passes
 
-    def with_one_bad_return(rollout, advantages, returns, weight):
-        returns = returns.clone()
+    def with_one_bad_return(rollout, table, targets, weight):
+        returns = targets.returns.clone()
         returns[5, 1] = torch.nan
-        return passes(rollout, advantages, returns, weight)
+        return passes(rollout, table, targets._replace(returns=returns), weight)
 
     agent._passes = with_one_bad_return
     record = agent.update(growth_rollout(agent))

@@ -6,7 +6,7 @@ It knows heads, masks and rewards only.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -16,16 +16,23 @@ from torch import Tensor, nn
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SaveError, SettingError
 from esper.simic.ppo.codecs import ActionCodec, Codecs, Mask, ObservationCodec, Spaces
-from esper.simic.ppo.diagnostics import MinibatchTrace, UpdateRecord, summarise
+from esper.simic.ppo.diagnostics import MinibatchTrace, UpdateFacts, UpdateRecord, summarise
 from esper.simic.ppo.losses import (
     HeadSteps,
+    StepTable,
     counts_by_row,
     mean_entropy,
     policy_loss,
     relevant_steps,
     value_loss,
 )
-from esper.simic.ppo.rollout import Rollout, Rows, explained_variance, normalise_advantages
+from esper.simic.ppo.rollout import (
+    Rollout,
+    Rows,
+    Targets,
+    explained_variance,
+    normalise_advantages,
+)
 from esper.simic.ppo.settings import PPOConfig, PPOSettings
 from esper.simic.team import Team
 from esper.storage.files import write_durably
@@ -46,7 +53,30 @@ from esper.tamiyo.policy_files import (
     weights_of,
 )
 
-KL_SLACK = 1.5  # An update stops at this multiple of the target divergence.
+KL_SLACK = 1.5
+"""an update stops at this multiple of the target divergence"""
+
+
+class Judgement(NamedTuple):
+    """What the network says now of some rows."""
+
+    log_probs: Tensor  # [heads, R, T]
+    values: Tensor  # [R, T]
+    entropy: Tensor  # [heads, R, T]
+
+
+class Descent(NamedTuple):
+    """What became of one step of the optimiser."""
+
+    gradient_norm: Tensor | None  # None: not taken, the divergence was too large
+    kl: Tensor  # of all ranks
+
+
+class Passes(NamedTuple):
+    """What the passes over one rollout left behind."""
+
+    traces: list[MinibatchTrace]
+    early_stop_epoch: int | None  # the pass that the divergence cut short
 
 
 class PPOAgent:
@@ -192,71 +222,78 @@ class PPOAgent:
 
     @staticmethod
     def restart(state: Hidden, begins: Any) -> Hidden:
-        """The state with fresh memory in the environments whose episode begins, whatever the old
-        memory holds.
+        """The state with fresh memory in the environments whose episode begins.
+
+        The old memory may hold anything, NaN too.
         """
         is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
     def update(self, rollout: Rollout) -> UpdateRecord:
-        """Several passes over fixed advantages; then the statistics take in the rollout, once."""
-        config, pool = self.config, self.team.sum
-        raw, returns = rollout.advantages(config.gamma, config.gae_lambda)
-        told: dict[str, Any] = {
-            "explained_variance": explained_variance(rollout.values, returns, rollout.valid, pool)
-        }
+        """Learn in several passes over fixed advantages; returns what the update did.
+
+        Afterwards the statistics take in the rollout, once.
+        """
+        config = self.config
+        pool = self.team.sum
+        raw, returns = rollout.targets(config.gamma, config.gae_lambda)
+        known_share = explained_variance(rollout.values, returns, rollout.valid, pool)
         advantages = normalise_advantages(raw, rollout.valid, pool)
-        weight, rate = (config.annealed(name, self.decisions) for name in ("entropy", "lr"))
-        self.optimizer.param_groups[0]["lr"] = rate
-        traces, stopped, counts = self._passes(rollout, advantages, returns, weight)
+        entropy_weight = config.annealed("entropy", self.decisions)
+        lr = config.annealed("lr", self.decisions)
+        self.optimizer.param_groups[0]["lr"] = lr
+        table = self._look_through(rollout)
+        passes = self._passes(rollout, table, Targets(advantages, returns), entropy_weight)
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
-        self.decisions += int(counts[-1])
+        *head_decisions, decisions = table.decisions.tolist()
+        self.decisions += decisions
         self.updates += 1
-        told |= {
-            "early_stop_epoch": stopped,
-            "stale_state_error": stale,
-            "decisions": self.decisions,
-        }
-        told |= {"lr": rate, "entropy_weight": weight}
-        return summarise(
-            traces, self.network.spec.names, config.clip, counts[:-1].tolist(), self.team, **told
+        facts = UpdateFacts(
+            decisions=self.decisions,
+            head_decisions=head_decisions,
+            explained_variance=known_share,
+            early_stop_epoch=passes.early_stop_epoch,
+            stale_state_error=stale,
+            lr=lr,
+            entropy_weight=entropy_weight,
         )
+        return summarise(passes.traces, self.network.spec.names, config.clip, facts, self.team)
+
+    def _look_through(self, rollout: Rollout) -> StepTable:
+        """What the decisions of all pieces were like, with the counts of all processes."""
+        here = rollout.count * rollout.per_row
+        rows = rollout.rows(torch.arange(here, device=self.device))
+        is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
+        is_open = openings(self.network.spec, rows.masks, rows.valid)
+        counts_here = counts_by_row(is_relevant, rows.valid, is_open)
+        counts = counts_here.new_zeros(len(counts_here), rollout.total * rollout.per_row)
+        first = rollout.first * rollout.per_row
+        counts[:, first : first + here] = counts_here
+        return StepTable(is_relevant, is_open, counts=self.team.sum(counts))
 
     def _passes(
-        self, rollout: Rollout, advantages: Tensor, returns: Tensor, weight: float
-    ) -> tuple[list[MinibatchTrace], int | None, Tensor]:
-        """All minibatches, or those up to one that goes too far, and its pass; decisions of each
-        head, and of all.
-        """
+        self, rollout: Rollout, table: StepTable, targets: Targets, entropy_weight: float
+    ) -> Passes:
+        """Take a step for every minibatch of every pass, up to one that goes too far."""
         traces: list[MinibatchTrace] = []
-        is_relevant, is_open, counts = self._look_through(rollout)
-        decisions = counts[: len(is_relevant) + 1].sum(1)
+        here = rollout.count * rollout.per_row
         for epoch in range(self.config.epochs):
             for part in self._assign(rollout.total * rollout.per_row):
                 index = part - rollout.first * rollout.per_row
-                index = index[
-                    (index >= 0) & (index < len(is_relevant[0]))
-                ]  # of each minibatch, what is here
-                steps = HeadSteps.of(is_relevant[:, index], is_open[:, index], counts[:, part])
-                own = rollout.cut(advantages, index), rollout.cut(returns, index)
-                traces.append(self._step(rollout, index, steps, *own, weight))
-                if traces[-1].gradient_norm is None:
-                    return traces, epoch, decisions
-        return traces, None, decisions
-
-    def _look_through(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each head took part and where it had a choice, here; and the counts of every piece
-        of all processes.
-        """
-        rows = rollout.rows(torch.arange(rollout.count * rollout.per_row, device=self.device))
-        is_relevant = relevant_steps(self.network.spec, rows.choices, rows.valid)
-        is_open = openings(self.network.spec, rows.masks, rows.valid)
-        own = counts_by_row(is_relevant, rows.valid, is_open)
-        counts = own.new_zeros(len(own), rollout.total * rollout.per_row)
-        counts[:, rollout.first * rollout.per_row :][:, : len(own[0])] = own
-        return is_relevant, is_open, self.team.sum(counts)
+                # of each minibatch, what this process has
+                index = index[(index >= 0) & (index < here)]
+                steps = table.minibatch(index, part)
+                minibatch_targets = Targets(
+                    advantages=rollout.cut(targets.advantages, index),
+                    returns=rollout.cut(targets.returns, index),
+                )
+                trace = self._step(rollout, index, steps, minibatch_targets, entropy_weight)
+                traces.append(trace)
+                if trace.gradient_norm is None:
+                    return Passes(traces, early_stop_epoch=epoch)
+        return Passes(traces, early_stop_epoch=None)
 
     def _assign(self, total: int) -> list[Tensor]:
         """All processes' pieces in a fresh order, in `minibatches` parts."""
@@ -268,76 +305,99 @@ class PPOAgent:
         rollout: Rollout,
         index: Tensor,
         steps: HeadSteps,
-        advantages: Tensor,
-        returns: Tensor,
-        weight: float,
+        targets: Targets,
+        entropy_weight: float,
     ) -> MinibatchTrace:
-        config, rows = self.config, rollout.rows(index)
-        new, values, entropy = self._judge(rows)
-        old = rows.log_probs.movedim(-1, 0)
-        policy = policy_loss(new, old, advantages, steps, rows.valid, config.clip, config.clip_mode)
-        scale = self.network.return_stats.std.to(values.dtype)
+        """One minibatch: judge, lose, descend."""
+        config = self.config
+        rows = rollout.rows(index)
+        judged = self._judge(rows)
+        policy = policy_loss(
+            judged.log_probs,
+            rows.log_probs.movedim(-1, 0),
+            targets.advantages,
+            steps,
+            rows.valid,
+            config.clip,
+            config.clip_mode,
+        )
         value = value_loss(
-            values, rows.values, returns, rows.valid, config.value_clip, scale, steps.valid
+            judged.values,
+            rows.values,
+            targets.returns,
+            rows.valid,
+            config.value_clip,
+            scale=self.network.return_stats.std.to(judged.values.dtype),
+            count=steps.valid,
         )
-        entropies = mean_entropy(entropy, steps, rows.valid)
-        norm, kl = self._descend(
-            policy.total + config.value_weight * value - weight * entropies.sum(), policy.kl
-        )
-        here = rollout.first + index // rollout.per_row, rollout.begins(index)
-        losses = policy.per_head.detach(), entropies.detach(), value.detach()
+        entropies = mean_entropy(judged.entropy, steps, rows.valid)
+        loss = policy.total + config.value_weight * value - entropy_weight * entropies.sum()
+        descent = self._descend(loss, policy.kl)
         return MinibatchTrace(
-            *here, policy.log_ratios, steps.is_relevant, rows.valid, *losses, kl, norm
+            rows=rollout.first + index // rollout.per_row,
+            begins=rollout.begins(index),
+            log_ratios=policy.log_ratios,
+            is_relevant=steps.is_relevant,
+            valid=rows.valid,
+            head_losses=policy.per_head.detach(),
+            entropies=entropies.detach(),
+            value_loss=value.detach(),
+            kl=descent.kl,
+            gradient_norm=descent.gradient_norm,
         )
 
-    def _judge(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, values and entropies; without rows there are none of them."""
+    def _judge(self, rows: Rows) -> Judgement:
+        """What the network says now of decisions that were stored; no rows have no judgement."""
         names = self.network.spec.names
         if not len(rows.states):
-            none = rows.values.new_zeros(len(names), *rows.valid.shape)
-            return none, rows.values, none
-        said = self._evaluate(
+            nothing = rows.values.new_zeros(len(names), *rows.valid.shape)
+            return Judgement(log_probs=nothing, values=rows.values, entropy=nothing)
+        evaluation = self._evaluate(
             rows.states, rows.choices, rows.masks, rows.hidden, rows.starts, needs_state=False
         )
-        new, entropy = (
-            torch.stack([found[name] for name in names]) for found in (said.log_probs, said.entropy)
+        return Judgement(
+            log_probs=torch.stack([evaluation.log_probs[name] for name in names]),
+            values=evaluation.values,
+            entropy=torch.stack([evaluation.entropy[name] for name in names]),
         )
-        return new, said.values, entropy
 
-    def _descend(self, loss: Tensor, kl: Tensor) -> tuple[Tensor | None, Tensor]:
-        """One step, unless gradients are not finite or the policy went too far (no norm); and all
-        ranks' divergence.
-        """
+    def _descend(self, loss: Tensor, kl: Tensor) -> Descent:
+        """One step, unless gradients are not finite or the policy went too far."""
         self.optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()
         kl = self.team.sum_gradients(self.network.parameters(), kl)
         if self.config.target_kl is not None and bool(kl > KL_SLACK * self.config.target_kl):
-            return None, kl
+            return Descent(gradient_norm=None, kl=kl)
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
-        return at_least_single(norm), kl
+        return Descent(gradient_norm=at_least_single(norm), kl=kl)
 
     @torch.no_grad()
     def _stale_state_error(self, rollout: Rollout) -> float:
-        """Mean squared difference of stored and recomputed state at the ends of pieces where
-        episodes go on, or 0.
+        """How far stored states are from those that the network computes now.
+
+        It is the mean squared difference at the ends of pieces where episodes continue, or 0.
         """
-        lasts = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece), rollout.steps - 1]
-        goes_on = (rollout.valid & ~rollout.ended)[lasts]
-        if not bool(goes_on.any()):
+        last_steps = [*range(rollout.piece - 1, rollout.steps - 1, rollout.piece)]
+        last_steps.append(rollout.steps - 1)
+        continues = (rollout.valid & ~rollout.ended)[last_steps]
+        if not bool(continues.any()):
             return 0.0
-        (kept, cell), each = rollout.hidden, rollout.per_row
-        later = [*(kept[:, number::each] for number in range(1, each)), rollout.end_hidden[0]]
-        found, fresh = [], (kept[:, ::each].contiguous(), cell[:, ::each].contiguous())
-        for last, is_on, stored in zip(lasts, goes_on, later, strict=True):
-            now = slice(last // rollout.piece * rollout.piece, last + 1)
-            fresh = self.network.follow(
-                rollout.states[now].transpose(0, 1), fresh, rollout.starts[now].T
-            )
-            found.append((fresh[0] - stored)[:, is_on])
-        return float(torch.cat(found, 1).square().mean())
+        pieces = rollout.per_row
+        memory, cell = rollout.hidden
+        # the state after a piece is stored as the state before the next one
+        stored_after = [memory[:, number::pieces] for number in range(1, pieces)]
+        stored_after.append(rollout.end_hidden[0])
+        fresh = (memory[:, ::pieces].contiguous(), cell[:, ::pieces].contiguous())
+        gaps = []
+        for last, is_continued, stored in zip(last_steps, continues, stored_after, strict=True):
+            steps = slice(last // rollout.piece * rollout.piece, last + 1)
+            states = rollout.states[steps].transpose(0, 1)
+            fresh = self.network.follow(states, fresh, rollout.starts[steps].T)
+            gaps.append((fresh[0] - stored)[:, is_continued])
+        return float(torch.cat(gaps, 1).square().mean())
 
 
 def _finite(rows: Tensor) -> Tensor:

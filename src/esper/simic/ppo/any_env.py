@@ -151,13 +151,21 @@ class Player:
         return rollout
 
     def _step(self, rollout: Rollout) -> None:
-        seen, choose = (self.states, self.hidden, self.masks), self.agent.network.choose
-        choices, log_probs, values, hidden = choose(*seen, generator=self.agent.draws)
+        choices, log_probs, values, hidden = self.agent.network.choose(
+            self.states, self.hidden, self.masks, generator=self.agent.draws
+        )
         rollout.add_decision(
-            self.states, self.masks, choices, log_probs, values, ~self.is_filler, self.begins
+            self.states,
+            self.masks,
+            choices,
+            log_probs,
+            values,
+            valid=~self.is_filler,
+            starts=self.begins,
         )
         obs, rewards, terminated, truncated, info = self.env.step(self.actions.decode(choices))
-        self.states, self.hidden = self.observations.encode(obs), hidden
+        self.states = self.observations.encode(obs)
+        self.hidden = hidden
         ends = torch.as_tensor(terminated | truncated) & ~self.is_filler
         finals = self._final_values(info, truncated & ~terminated) if self.resets_at_once else None
         paid, is_terminal, is_cut = map(torch.as_tensor, (rewards, terminated, truncated))

@@ -1,11 +1,12 @@
-"""What happened in N environments over T steps, in tensors that are allocated once; and advantages.
+"""What happened in N environments over T steps, in tensors that are allocated once.
 
-No learning.
+Advantages are computed here from what is stored; nothing learns.
 """
 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,22 @@ class Rows:
     valid: Tensor
     starts: Tensor
     masks: dict[str, Tensor]
-    hidden: Hidden
+    hidden: Hidden  # before the first step of each piece
+
+
+class Targets(NamedTuple):
+    """What the policy and the value learn towards, [T, N], in the units of the rewards."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+class Moments(NamedTuple):
+    """Mean, variance and number of some values on all processes."""
+
+    mean: Tensor
+    variance: Tensor
+    size: int
 
 
 class Rollout:
@@ -36,8 +52,19 @@ class Rollout:
     step (the reset that some environments spend a step on) is not `valid`: no loss, statistic or
     advantage looks at it.
 
-    Each row is learned from in at most `pieces` parts, numbered along the first row, then along the
-    second.
+    The learner takes each row in at most `pieces` parts, numbered along the first row, then along
+    the second.
+
+    Args:
+        steps: T.
+        count: N.
+        state_dim: numbers in one observation.
+        spec: the heads of an action.
+        mask_shapes: shape of each head's mask in one environment.
+        like: a tensor whose type and device the storage has.
+        first: number of the first row among the rows of all processes.
+        total: rows of all processes; None: there are no others.
+        pieces: most parts of a row.
     """
 
     def __init__(
@@ -49,65 +76,67 @@ class Rollout:
         mask_shapes: Mapping[str, tuple[int, ...]],
         *,
         like: Tensor | None = None,
-        place: tuple[int, int] | None = None,
+        first: int = 0,
+        total: int | None = None,
         pieces: int = 1,
     ):
-        self.spec, self.steps, self.count = spec, steps, count
+        self.spec = spec
+        self.steps = steps
+        self.count = count
+        self.first = first
+        self.total = total or count
         self.piece = -(-steps // pieces)  # steps of a piece; the last one of a row may be shorter
         self.per_row = -(-steps // self.piece)
-        self.first, self.total = place or (
-            0,
-            count,
-        )  # where these rows stand among those of all processes
-        heads, shape, like = (
-            len(spec.heads),
-            (steps, count),
-            torch.zeros(()) if like is None else like,
-        )
+        like = torch.zeros(()) if like is None else like
+        false = like.bool()
+        shape = (steps, count)
+        heads = len(spec.heads)
         self.states = like.new_zeros(*shape, state_dim)
         self.choices = like.new_zeros(*shape, heads, dtype=torch.long)
         self.log_probs = like.new_zeros(*shape, heads)
-        self.values, self.rewards, self.after_values = (like.new_zeros(shape) for _ in range(3))
+        self.values = like.new_zeros(shape)
+        self.rewards = like.new_zeros(shape)
+        self.after_values = like.new_zeros(shape)
         self.final_values = like.new_full(shape, torch.nan)
-        false = like.bool()
-        self.terminated, self.truncated, self.valid, self.starts = (
-            false.new_zeros(shape) for _ in range(4)
-        )
+        self.terminated = false.new_zeros(shape)
+        self.truncated = false.new_zeros(shape)
+        self.valid = false.new_zeros(shape)
+        self.starts = false.new_zeros(shape)
         self.masks = {name: false.new_zeros(*shape, *sizes) for name, sizes in mask_shapes.items()}
-        self.hidden: Hidden  # from begin on
-        self.end_hidden: Hidden  # right from finish on
+        self.hidden: Hidden  # set by begin
+        self.end_hidden: Hidden  # set by begin, filled by finish
 
     def begin(self, hidden: Hidden) -> None:
         """Start over with the state that each row has before its first step."""
-        # NaN, so that a state which nobody keeps is noticed
-        empty = (
-            torch.full_like(state, torch.nan).repeat_interleave(self.per_row, 1) for state in hidden
+        # NaN, so that a piece whose state is not kept is noticed
+        memory, cell = (torch.full_like(state, torch.nan) for state in hidden)
+        self.hidden = (
+            memory.repeat_interleave(self.per_row, 1),
+            cell.repeat_interleave(self.per_row, 1),
         )
-        self.hidden = (next(empty), next(empty))
-        self.end_hidden = (
-            torch.full_like(hidden[0], torch.nan),
-            torch.full_like(hidden[1], torch.nan),
-        )
+        self.end_hidden = (memory, cell)
         self.length = 0
         self.keep_state(hidden)
 
     def part(self, start: int, count: int) -> "Rollout":
-        """Some of the rows, to be stored into by themselves between `begin` and the end."""
-        part, own = copy.copy(self), slice(start, start + count)
+        """Some of the rows, to be filled by themselves between `begin` and the end."""
+        part = copy.copy(self)
+        rows = slice(start, start + count)
         pieces = slice(start * self.per_row, (start + count) * self.per_row)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(part, name, value[:, own])
-        part.masks = {name: mask[:, own] for name, mask in self.masks.items()}
+                setattr(part, name, value[:, rows])
+        part.masks = {name: mask[:, rows] for name, mask in self.masks.items()}
         part.hidden = (self.hidden[0][:, pieces], self.hidden[1][:, pieces])
-        part.end_hidden = (self.end_hidden[0][:, own], self.end_hidden[1][:, own])
-        part.count, part.first = count, self.first + start
+        part.end_hidden = (self.end_hidden[0][:, rows], self.end_hidden[1][:, rows])
+        part.count = count
+        part.first = self.first + start
         return part
 
     def keep_state(self, hidden: Hidden) -> None:
         """Keep the state before the next step if a piece begins there."""
-        number, inside = divmod(self.length, self.piece)
-        if not inside:
+        number, steps_inside = divmod(self.length, self.piece)
+        if steps_inside == 0:
             for kept, now in zip(self.hidden, hidden, strict=True):
                 kept[:, number :: self.per_row] = now
 
@@ -121,8 +150,9 @@ class Rollout:
         valid: Tensor,
         starts: Tensor,
     ) -> None:
-        """Copy in what was seen and chosen at this step; the caller's arrays may change
-        afterwards.
+        """Copy in what was seen and chosen at this step.
+
+        The caller may change its arrays afterwards.
         """
         step = self.length
         self.states[step] = states
@@ -131,49 +161,47 @@ class Rollout:
         for index, name in enumerate(self.spec.names):
             self.choices[step, :, index] = choices[name]
             self.log_probs[step, :, index] = log_probs[name]
-        self.values[step], self.valid[step], self.starts[step] = values, valid, starts
+        self.values[step] = values
+        self.valid[step] = valid
+        self.starts[step] = starts
 
     def add_outcome(
         self, rewards: Tensor, terminated: Tensor, truncated: Tensor, finals: Tensor | None = None
     ) -> None:
         """Close the step.
 
-        `finals`: values of truncated episodes that the next step no longer shows, else NaN.
+        `finals` are values of truncated episodes that the next step no longer shows, else NaN.
         """
         step = self.length
-        self.rewards[step], self.terminated[step], self.truncated[step] = (
-            rewards,
-            terminated,
-            truncated & ~terminated,
-        )
+        self.rewards[step] = rewards
+        self.terminated[step] = terminated
+        self.truncated[step] = truncated & ~terminated
         self.final_values[step] = torch.nan if finals is None else finals
         self.length += 1
 
     def finish(self, values: Tensor, hidden: Hidden) -> None:
-        """Close the rollout with the values of the observations that it broke off at and the state
-        before them.
-        """
+        """Close the rollout: values of the observations it broke off at, the state before them."""
         for kept, now in zip(self.end_hidden, hidden, strict=True):
             kept[:] = now
         assert self.length == self.steps, f"{self.length} of {self.steps} steps were stored"
         following = torch.cat([self.values[1:], values[None]])
         self.after_values[:] = torch.where(self.final_values.isnan(), following, self.final_values)
+        # at a filler step numbers may be anything, and NaN times 0 is NaN
         for numbers in (self.states, self.log_probs, self.values, self.rewards):
-            numbers[~self.valid] = (
-                0.0  # at a filler step they may be anything, and NaN times 0 is NaN
-            )
+            numbers[~self.valid] = 0.0
 
     @property
     def ended(self) -> Tensor:
+        """Steps after which no trace of advantages continues, [T, N]."""
         return self.terminated | self.truncated
 
-    def advantages(self, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [T, N], in the rewards' units; 0 at filler steps."""
-        found = gae(
+    def targets(self, gamma: float, lam: float) -> Targets:
+        """Advantages and returns; advantages are 0 at filler steps."""
+        estimates = gae(
             self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam
         )
-        found = torch.where(self.valid, found, 0.0)
-        return found, found + self.values
+        advantages = torch.where(self.valid, estimates, 0.0)
+        return Targets(advantages=advantages, returns=advantages + self.values)
 
     def begins(self, index: Tensor) -> Tensor:
         """The first step of each of these pieces."""
@@ -182,25 +210,23 @@ class Rollout:
     def cut(self, stored: Tensor, index: Tensor) -> Tensor:
         """These pieces of numbers [T, N, ...], batch first.
 
-        A short last piece goes on with its last step.
+        A short last piece repeats its last step.
         """
         steps = self.begins(index) + torch.arange(self.piece, device=index.device)[:, None]
         return stored[steps.clamp(max=self.steps - 1), index // self.per_row].transpose(0, 1)
 
     def rows(self, index: Tensor) -> Rows:
-        """Pieces, which are whole rows where these are not cut.
-
-        What a short one goes on with is not valid.
-        """
-        choices, valid = self.cut(self.choices, index), self.cut(self.valid, index)
+        """These pieces; the steps that a short one repeats are not valid."""
+        choices = self.cut(self.choices, index)
         lengths = (self.steps - self.begins(index)).clamp(max=self.piece)
+        is_inside = torch.arange(self.piece, device=index.device) < lengths[:, None]
         return Rows(
-            **{
-                name: self.cut(getattr(self, name), index)
-                for name in ("states", "log_probs", "values", "starts")
-            },
-            choices={name: choices[..., place] for place, name in enumerate(self.spec.names)},
-            valid=valid & (torch.arange(self.piece, device=index.device) < lengths[:, None]),
+            states=self.cut(self.states, index),
+            choices={name: choices[..., head] for head, name in enumerate(self.spec.names)},
+            log_probs=self.cut(self.log_probs, index),
+            values=self.cut(self.values, index),
+            valid=self.cut(self.valid, index) & is_inside,
+            starts=self.cut(self.starts, index),
             masks={name: self.cut(mask, index) for name, mask in self.masks.items()},
             hidden=(self.hidden[0][:, index], self.hidden[1][:, index]),
         )
@@ -219,12 +245,12 @@ def gae(
 
     An end that is not a termination bootstraps; no trace crosses any end.
     """
-    goes_on = (~ended).to(rewards)
+    continues = (~ended).to(rewards)
     errors = rewards + gamma * torch.where(terminated, 0.0, after_values) - values
     advantages = torch.zeros_like(rewards)
     carried = torch.zeros_like(rewards[0])
     for step in reversed(range(len(rewards))):
-        carried = errors[step] + gamma * lam * goes_on[step] * carried
+        carried = errors[step] + gamma * lam * continues[step] * carried
         advantages[step] = carried
     return advantages
 
@@ -232,25 +258,30 @@ def gae(
 def normalise_advantages(
     advantages: Tensor, valid: Tensor, pool: Pool = lambda values: values
 ) -> Tensor:
-    """Mean 0 and deviation 1 over valid steps of all processes; zeros elsewhere, and if fewer than
-    two are valid.
+    """Advantages with mean 0 and deviation 1 over the valid steps of all processes.
+
+    They are 0 elsewhere, and everywhere if fewer than two steps are valid.
     """
-    mean, variance, count = _moments(advantages[valid], pool)
-    if count < 2:
+    moments = _moments(advantages[valid], pool)
+    if moments.size < 2:
         return torch.zeros_like(advantages)
-    return torch.where(valid, (advantages - mean) / (variance.sqrt() + 1e-8), 0.0)
+    scaled = (advantages - moments.mean) / (moments.variance.sqrt() + 1e-8)
+    return torch.where(valid, scaled, 0.0)
 
 
 def explained_variance(
     values: Tensor, returns: Tensor, valid: Tensor, pool: Pool = lambda values: values
 ) -> float:
     """Share of the returns' variance that the values knew; NaN where the returns do not vary."""
-    spread, missed = (float(_moments(each[valid], pool)[1]) for each in (returns, returns - values))
+    spread = float(_moments(returns[valid], pool).variance)
+    missed = float(_moments((returns - values)[valid], pool).variance)
     return 1.0 - missed / spread if spread > 0 else float("nan")
 
 
-def _moments(chosen: Tensor, pool: Pool) -> tuple[Tensor, Tensor, int]:
-    """Mean, variance and number over all processes; no values have mean and variance 0."""
-    count = int(pool(torch.tensor(len(chosen), device=chosen.device)))
-    mean = pool(chosen.sum()) / max(count, 1)
-    return mean, pool((chosen - mean).square().sum()) / max(count, 1), count
+def _moments(numbers: Tensor, pool: Pool) -> Moments:
+    """Of no numbers, mean and variance are 0."""
+    count = int(pool(torch.tensor(len(numbers), device=numbers.device)))
+    divisor = max(count, 1)
+    mean = pool(numbers.sum()) / divisor
+    variance = pool((numbers - mean).square().sum()) / divisor
+    return Moments(mean=mean, variance=variance, size=count)
