@@ -8,6 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+__all__ = [
+    "EsperError",
+    "Garden",
+    "GrowthSettings",
+    "GrowthVectorEnv",
+    "HostFacts",
+    "MorphogeneticModel",
+    "PPOAgent",
+    "PPOConfig",
+    "StageLengths",
+    "StepFacts",
+    "Task",
+    "TrainingConfig",
+    "__version__",
+    "blueprint",
+    "check_blueprint",
+    "check_host",
+    "deepen",
+    "grow",
+    "inspect",
+    "learn",
+    "load",
+    "register_task",
+    "reward_family",
+    "reward_term",
+    "rule",
+    "task_from_datasets",
+    "train_ppo",
+]
+
+# the module that each public name is imported from when it is first used
 _HOMES = {
     "esper.garden.deepening": ("deepen",),
     "esper.garden.garden": ("Garden",),
@@ -28,20 +59,6 @@ _HOMES = {
     "esper.simic.training": ("train_ppo",),
     "esper.tamiyo.rules": ("HostFacts", "rule"),
 }
-__all__ = ["EsperError", "__version__"]
-__all__ += [
-    "Garden",
-    "GrowthSettings",
-    "MorphogeneticModel",
-    "StageLengths",
-    "deepen",
-    "grow",
-    "inspect",
-    "load",
-]
-__all__ += ["HostFacts", "StepFacts", "Task", "blueprint", "check_blueprint", "check_host"]
-__all__ += ["register_task", "reward_family", "reward_term", "rule", "task_from_datasets"]
-__all__ += ["GrowthVectorEnv", "PPOAgent", "PPOConfig", "TrainingConfig", "learn", "train_ppo"]
 
 if TYPE_CHECKING:
     from esper.garden.deepening import deepen

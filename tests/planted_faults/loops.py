@@ -9,7 +9,7 @@ FAULTS = [
     Fault(
         "seeds' gradients stay each process's own",
         "garden/processes.py",
-        "            distributed.all_reduce(flat)\n",
+        "    distributed.all_reduce(flat)\n",
         "",
         "garden/test_processes.py::test_all_processes_hold_the_same_network_after_every_step[plain]",
     ),

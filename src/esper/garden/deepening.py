@@ -1,9 +1,6 @@
-"""A deeper network from a trained one, at once:
+"""A deeper network from a trained one, at once, with copies of its layers; no garden, no policy."""
 
-copies of its layers among them. No garden, no policy.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,38 +26,67 @@ def deepen(
     optimizer: torch.optim.Optimizer | None = None,
     example: Example | None = None,
 ) -> nn.Module:
-    """Make a model of `to` layers in place: its own layers and copies of them, each right behind
-    its original.
+    """Make a model of `to` layers, in place: its own layers and copies of them.
 
-    Refused with the model as before if it, its configuration or the optimiser cannot follow.
+    Each copy stands right behind its original. If the model, its configuration or the optimiser
+    cannot follow, it is refused with the model as before.
 
-    Args: layers: name of the nn.ModuleList or nn.Sequential, if the model has several:
-        "model.layers". identity: copies that change nothing at first: the last layer of each
-        residual branch is zero. Needs `example`. optimizer: takes the new parameters into the
-        groups of their originals; all other state stays. example: one batch, as the model takes it;
-        with it, it is proven first that the layers run in order.
+    Args:
+        model: a network whose layers stand in an `nn.ModuleList` or `nn.Sequential`.
+        to: how many layers it shall have; more than now.
+        layers: name of that list, if the model has several: "model.layers".
+        identity: whether copies change nothing at first: the last layer of each residual branch
+            is zero. Needs `example`.
+        optimizer: takes the new parameters into the groups of their originals; all other state
+            stays.
+        example: one batch, as the model takes it. With it, it is proven first that the layers run
+            in order.
+
+    Returns:
+        The model that you passed.
+
+    Raises:
+        HostError: the model cannot have copies of its layers.
+        OptimizerError: the optimiser cannot take up new parameters one by one.
+        SettingError: `to` is not larger than the number of layers, or `example` is missing.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import esper
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> deeper = esper.deepen(model, 3, optimizer=optimizer)
+        >>> deeper is model, len(model), len(optimizer.param_groups[0]["params"])
+        (True, 3, 6)
+        >>> torch.equal(model[2].weight, model[1].weight)
+        True
     """
     _refuse_unfit(model, optimizer, identity, example)
     path = _find_layers(model, layers)
-    members = {
-        name: part for name, part in model.get_submodule(path)._modules.items() if part is not None
-    }
+    members: dict[str, nn.Module] = {}
+    for key, module in model.get_submodule(path)._modules.items():
+        if module is not None:
+            members[f"{path}.{key}".lstrip(".")] = module
     old = list(members.values())
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
-        has = f"{path or 'the model'} has {len(old)} layers"
-        raise SettingError(f"to is {to!r}, and {has}; it must be a larger number.")
-    names = [f"{path}.{key}".lstrip(".") for key in members]
-    for name, member in zip(names, old, strict=True):
-        if (reason := refuse_parts(member)) is not None:
+        raise SettingError(
+            f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger "
+            f"number."
+        )
+    for name, member in members.items():
+        reason = refuse_parts(member)
+        if reason is not None:
             raise HostError(f"no copy can follow {name}: {reason}.")
-    zeroed = [{}] * len(old) if example is None else _study(model, names, identity, example)
+    zeroed: list[Mapping[str, float]] = [{}] * len(old)
+    if example is not None:
+        zeroed = _study(model, list(members), identity, example)
     layout: list[Member] = []
-    for place in range(to):
-        source = (
-            len(old) - 1 - (to - 1 - place) * len(old) // to
-        )  # later layers first: their copies are worth more
-        is_first = not layout or layout[-1].source != source
-        module = old[source] if is_first else _copy(old[source], model, zeroed[source])
+    for position in range(to):
+        # later layers first: their copies are worth more
+        source = len(old) - 1 - (to - 1 - position) * len(old) // to
+        is_original = not layout or layout[-1].source != source
+        module = old[source] if is_original else _copy(old[source], model, zeroed[source])
         layout.append(Member(source, module))
     try:
         restack(model, path, layout)
@@ -75,28 +101,29 @@ def _study(
     model: nn.Module, names: list[str], identity: bool, example: Example
 ) -> list[Mapping[str, float]]:
     """What to zero in a copy of each layer; a layer that no copy can follow is refused."""
-    reasons: dict[str, str | None] = runs_in_order(model, example, names)
-    if not any(reasons.values()):
-        found = study_copies(
-            model, {name: name for name in names}, example, {COPY_ZERO} if identity else set()
-        )
-        reasons = {
-            name: told.problem or (told.zero_problem if identity else None)
-            for name, told in found.items()
-        }
-    for name, reason in reasons.items():
+    for name, reason in runs_in_order(model, example, names).items():
         if reason is not None:
-            raise HostError(
-                f"no copy{' that changes nothing' if identity else ''} can follow {name}: {reason}."
-            )
-    return [found[name].zeroed for name in names]
+            raise HostError(f"{_no_copy(identity)} can follow {name}: {reason}.")
+    wanted = {COPY_ZERO} if identity else set()
+    studied = study_copies(model, {name: name for name in names}, example, wanted)
+    for name, inheritance in studied.items():
+        reason = inheritance.problem
+        if reason is None and identity:
+            reason = inheritance.zero_problem
+        if reason is not None:
+            raise HostError(f"{_no_copy(identity)} can follow {name}: {reason}.")
+    return [studied[name].zeroed for name in names]
+
+
+def _no_copy(identity: bool) -> str:
+    return "no copy that changes nothing" if identity else "no copy"
 
 
 def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) -> nn.Module:
     """A copy in the mode of its original; what is frozen there is frozen here."""
     copied = zeroed_copy(0, Site(original, model, zeroed=zeroed)).body
-    for own, parameter in zip(copied.parameters(), original.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
+    for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
+        new.requires_grad_(parameter.requires_grad)
     follow_flags(original, copied)
     return copied
 
@@ -104,12 +131,14 @@ def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) ->
 def _refuse_unfit(
     model: nn.Module, optimizer: Any, identity: bool, example: Example | None
 ) -> None:
+    """Refuse what cannot be deepened, before anything is copied."""
     if isinstance(model, MorphogeneticModel) or has_slots(model):
         raise HostError(
             "this model is growing in a garden; deepen garden.harvest(), or the "
             "model before esper.grow."
         )
-    if (wrapper := find_wrapper(model)) is not None:
+    wrapper = find_wrapper(model)
+    if wrapper is not None:
         raise HostError(
             f"this model holds a {wrapper}; deepen the plain model, then wrap, shard or compile it."
         )
@@ -117,47 +146,63 @@ def _refuse_unfit(
         raise SettingError(
             "identity=True finds by trying which layers to zero; pass example=, one batch."
         )
+    if optimizer is None:
+        return
+    # some make the state of a parameter when they are built, and would have none for a new one
     makes_state_early = isinstance(optimizer, torch.optim.Adagrad | torch.optim.LBFGS)
-    if optimizer is not None and (
-        makes_state_early or not isinstance(optimizer, torch.optim.Optimizer)
-    ):
-        way_out = "Use SGD, Adam, AdamW or another, or build it after esper.deepen."
+    if makes_state_early or not isinstance(optimizer, torch.optim.Optimizer):
         raise OptimizerError(
-            f"{type(optimizer).__name__} cannot take up new parameters one by one. {way_out}"
+            f"{type(optimizer).__name__} cannot take up new parameters one by one. Use SGD, Adam, "
+            f"AdamW or another, or build it after esper.deepen."
         )
 
 
 def _find_layers(model: nn.Module, name: str | None) -> str:
     """The list to deepen: the one that is named, or the only one with members of one class."""
-    lists = {n: m for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)}
+    lists: dict[str, nn.ModuleList | nn.Sequential] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            lists[path] = module
     if name is not None:
-        if name not in lists or not len(lists[name]):
-            raise UnknownNameError("list of layers", name, [n for n, m in lists.items() if len(m)])
+        filled = [path for path, members in lists.items() if len(members)]
+        if name not in filled:
+            raise UnknownNameError("list of layers", name, filled)
         return name
-    own = {
-        n: m
-        for n, m in lists.items()
-        if not isinstance(m, Fossils) and any(True for _ in m.parameters())
-    }
-    alike = {n: len(m) for n, m in own.items() if len({type(each) for each in m}) == 1}
-    outer = [
-        n for n in alike if not any(n.startswith(f"{o}." if o else "") for o in alike if o != n)
-    ]
-    found = [n for n in outer if alike[n] > 1] or outer
-    if len(found) != 1:
-        shown = ", ".join(f"{n!r} ({alike[n]})" for n in found) or "none"
-        way_out = "One is needed: name an nn.ModuleList or nn.Sequential with layers='...'."
+    lengths = {path: len(members) for path, members in lists.items() if _is_stack(members)}
+    outer = [path for path in lengths if not _is_inside(path, lengths)]
+    candidates = [path for path in outer if lengths[path] > 1] or outer
+    if len(candidates) != 1:
+        shown = ", ".join(f"{path!r} ({lengths[path]})" for path in candidates) or "none"
         raise HostError(
-            f"lists with layers of one class in this {type(model).__name__}: {shown}. {way_out}"
+            f"lists with layers of one class in this {type(model).__name__}: {shown}. One is "
+            f"needed: name an nn.ModuleList or nn.Sequential with layers='...'."
         )
-    return found[0]
+    return candidates[0]
+
+
+def _is_stack(members: nn.ModuleList | nn.Sequential) -> bool:
+    """Whether a list holds layers of one class, with parameters, and is no list of fossils."""
+    if isinstance(members, Fossils) or not any(True for _ in members.parameters()):
+        return False
+    return len({type(member) for member in members}) == 1
+
+
+def _is_inside(path: str, others: Iterable[str]) -> bool:
+    """Whether one of the other lists holds this one; the model itself has the path ''."""
+    return any(path.startswith(f"{other}." if other else "") for other in others if other != path)
 
 
 def _extend(optimizer: torch.optim.Optimizer, layout: list[Member], old: list[nn.Module]) -> None:
-    """Copies join the groups of their originals, without history."""
-    owner = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    for source, copied in layout:
-        for parameter, original in zip(copied.parameters(), old[source].parameters(), strict=True):
-            if (group := owner.get(id(original))) is not None and id(parameter) not in owner:
+    """Let copies join the groups of their originals, without history."""
+    groups: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            groups[id(parameter)] = group
+    for member in layout:
+        originals = old[member.source].parameters()
+        for parameter, original in zip(member.module.parameters(), originals, strict=True):
+            if id(original) in groups and id(parameter) not in groups:
+                group = groups[id(original)]
                 group["params"].append(parameter)
-                group.pop("param_names", None)  # names given at construction cannot be kept true
+                # names that were passed at construction cannot be kept true
+                group.pop("param_names", None)

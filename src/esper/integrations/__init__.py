@@ -1,6 +1,7 @@
-"""Growing inside other people's training loops.
+"""Growing inside other people's training loops: transformers, Lightning, accelerate.
 
-Each module needs its framework, and is imported by its own name.
+Each module needs its framework and is imported by its own name. Only what a framework does
+differently comes in; what a garden measures, decides or saves stays in `garden`.
 """
 
 from importlib import import_module
@@ -11,28 +12,31 @@ from esper.garden.measuring import Evaluate
 from esper.garden.processes import is_first
 from esper.leyline.errors import EsperError, SettingError
 
-GARDEN = "garden"  # folder of the garden inside a framework's own checkpoint
+GARDEN = "garden"
+"""Folder of the garden inside a framework's own checkpoint."""
+
 UNAWARE = (
     "would not know of seeds planted later. Use one process or DDP; what has to be "
     "sharded is garden.harvest()."
 )
+"""Why whatever shards a network is refused."""
 
 
 def require(framework: str) -> None:
-    """Say in one line what is missing, and how to get it."""
+    """Refuse in one line if a framework is missing, with how to get it."""
     try:
         import_module(framework)
     except ImportError as problem:
-        text = (
+        raise SettingError(
             f"esper.integrations.{framework} needs {framework} ({problem}); pip "
             f"install {framework}."
-        )
-        raise SettingError(text) from problem
+        ) from problem
 
 
 class Stepper:
-    """Steps the garden after every epoch, or after every so many optimiser steps, and prints what
-    happens.
+    """Steps a garden and prints what happens; the callbacks of frameworks say when.
+
+    `every` is after how many optimiser steps; None is once per epoch.
     """
 
     def __init__(self, garden: Garden, evaluate: Evaluate, every: int | None = None):
@@ -40,20 +44,22 @@ class Stepper:
             raise SettingError(
                 f"every must be whole, at least 1, or None for once per epoch, got {every!r}."
             )
-        self.garden, self.evaluate, self.every = garden, evaluate, every
+        self.garden = garden
+        self.evaluate = evaluate
+        self.every = every
 
     def step(self) -> None:
+        """Step the garden; of several processes the first one prints."""
         for event in self.garden.step(self.evaluate):
             if is_first():
                 print(event)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Say what growing was worth; Trainer and Lightning call it by this name."""
+        """Print what growing was worth; Trainer and Lightning call it by this name."""
         try:
-            said = str(self.garden.report(self.evaluate))
-        except (
-            EsperError
-        ) as problem:  # training is over, and what it made must not be lost for a report
-            said = f"what growing was worth could not be measured: {problem}"
+            text = str(self.garden.report(self.evaluate))
+        except EsperError as problem:
+            # training is over, and what it made must not be lost for a report
+            text = f"what growing was worth could not be measured: {problem}"
         if is_first():
-            print(said)
+            print(text)

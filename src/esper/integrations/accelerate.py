@@ -1,7 +1,4 @@
-"""Growing with accelerate:
-
-`join(accelerator, garden)`, then `save_state` and `load_state` know of the garden.
-"""
+"""Growing with accelerate: after `join`, `save_state` and `load_state` include the garden."""
 
 from pathlib import Path
 
@@ -14,18 +11,18 @@ from accelerate import Accelerator  # noqa: E402
 
 
 def refuse_sharding(accelerator: Accelerator) -> None:
+    """Refuse an accelerator that spreads one network over several processes."""
     kind = accelerator.distributed_type.value
     if kind.partition("_")[0] not in ("NO", "MULTI"):
         raise SettingError(f"{kind} {UNAWARE}")
 
 
 def join(accelerator: Accelerator, garden: Garden) -> None:
-    """Save the garden in every state that accelerate saves, and restore it before accelerate loads
-    one.
+    """Save the garden in every state that accelerate saves, and restore it from there.
 
-    Call `garden.attach(optimizer)` and `accelerator.prepare(garden.model, optimizer, ...)` as
-    always, both before `load_state`: accelerate then finds the network and the parameter groups
-    that it saved.
+    It is restored before accelerate loads a state. Call `garden.attach(optimizer)` and
+    `accelerator.prepare(garden.model, optimizer, ...)` as always, both before `load_state`:
+    accelerate then finds the network and the parameter groups that it saved.
     """
     refuse_sharding(accelerator)
     accelerator.register_save_state_pre_hook(

@@ -1,6 +1,6 @@
-"""Growing under Lightning:
+"""Growing under Lightning, in one process or with DDP.
 
-`Trainer(callbacks=[GrowthCallback(garden, evaluate)])`, in one process or with DDP.
+`Trainer(callbacks=[GrowthCallback(garden, evaluate)])` is all that a script adds.
 """
 
 from pathlib import Path
@@ -16,40 +16,39 @@ require("lightning")
 from lightning import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 
+_LEFT_TO_GARDEN = "_ddp_params_and_buffers_to_ignore"  # DDP reads it off the module that it wraps
+
 
 class GrowthCallback(Stepper, Callback):
-    """Steps the garden, and keeps it in every checkpoint. Structure is restored before Lightning
-    loads the weights.
+    """Steps the garden, and keeps it in every checkpoint.
 
-    The module calls `garden.model`, and `garden.attach(optimizer)` in its `configure_optimizers`.
+    Structure is restored before Lightning loads the weights. The module calls `garden.model`, and
+    `garden.attach(optimizer)` in its `configure_optimizers`.
+
+    `saved` holds the files of the garden that the trainer resumes from, `done` the number of
+    optimiser steps at the end of the last batch.
     """
 
-    saved: dict[str, Any] | None = None  # files of the garden that the trainer resumes from
-    done = 0  # optimiser steps at the end of the last batch
+    saved: dict[str, Any] | None = None
+    done = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot follow a growing network, and restore structure before weights."""
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise SettingError(f"{type(trainer.strategy).__name__} {UNAWARE}")
-        kinds = [
-            kind.__name__ for other in vars(trainer)["callbacks"] for kind in type(other).__mro__
-        ]
-        for kind in [kind for kind in kinds if kind.endswith("WeightAveraging")]:
-            raise SettingError(
-                f"{kind} would leave out seeds that are planted later; use garden.ema(decay)."
-            )
+        _refuse_averaging(trainer)
         names = [name for name, part in pl_module.named_modules() if part is self.garden.model]
         if not names:
             raise SettingError(
                 f"{type(pl_module).__name__} has no garden.model; write self.net = "
                 f"garden.model in it."
             )
-        before, self.saved = pl_module.on_load_checkpoint, None
+        load_before = pl_module.on_load_checkpoint
+        self.saved = None
 
         def leave_slots_alone() -> None:
-            own = vars(self.garden.model)["_ddp_params_and_buffers_to_ignore"]
-            vars(pl_module)["_ddp_params_and_buffers_to_ignore"] = [
-                f"{names[0]}.{name}" for name in own
-            ]
+            ignored = vars(self.garden.model)[_LEFT_TO_GARDEN]
+            vars(pl_module)[_LEFT_TO_GARDEN] = [f"{names[0]}.{name}" for name in ignored]
 
         def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
             if GARDEN not in checkpoint:
@@ -59,12 +58,11 @@ class GrowthCallback(Stepper, Callback):
                 )
             self.saved = checkpoint[GARDEN]
             if stage != "fit":
-                self.garden.record(
-                    None
-                )  # the run is told as it was, not up to the checkpoint that is looked at
+                # the run folder keeps the full history, not that of the checkpoint looked at
+                self.garden.record(None)
             self._restore()
             leave_slots_alone()
-            before(checkpoint)
+            load_before(checkpoint)
 
         leave_slots_alone()
         # Lightning calls a callback's own `on_load_checkpoint` when the weights are loaded: too
@@ -72,49 +70,67 @@ class GrowthCallback(Stepper, Callback):
         vars(pl_module)["on_load_checkpoint"] = on_load_checkpoint
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the module its own way to load a checkpoint back."""
         vars(pl_module).pop("on_load_checkpoint", None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the garden's optimiser state over Lightning's, which is by position."""
         self.done = trainer.global_step
-        if self.saved is not None:
-            link, rates = (
-                self.garden.model.link,
-                [(g, g["lr"]) for o in trainer.optimizers for g in o.param_groups],
-            )
-            # Lightning has loaded the optimiser's state by position; here it is by name
-            self._restore()
-            if link is not None and any(
-                group["lr"] != rate for group, rate in rates
-            ):  # a rate finder chose them
-                for group, rate in rates:
-                    group["lr"] = rate
-                link.peak_rate = link.rate
-            self.saved = None
+        if self.saved is None:
+            return
+        link = self.garden.model.link
+        rates: list[tuple[dict[str, Any], float]] = []
+        for optimizer in trainer.optimizers:
+            rates += [(group, group["lr"]) for group in optimizer.param_groups]
+        self._restore()
+        # rates that differ now were chosen by a rate finder, and stay
+        if link is not None and any(group["lr"] != rate for group, rate in rates):
+            for group, rate in rates:
+                group["lr"] = rate
+            link.peak_rate = link.rate
+        self.saved = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        before, self.done = self.done, trainer.global_step
-        if (
-            trainer.is_last_batch
-            if self.every is None
-            else self.done // self.every > before // self.every
-        ):
-            # before validation, so that a checkpoint's score is that of the network in it
+        """Step where an epoch, or `every` optimiser steps, are over.
+
+        That is before validation, so that a checkpoint's score is that of the network in it.
+        """
+        before = self.done
+        self.done = trainer.global_step
+        if self.every is None:
+            is_due = trainer.is_last_batch
+        else:
+            is_due = self.done // self.every > before // self.every
+        if is_due:
             self.step()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        """Put the files of the garden into a checkpoint."""
+        contents: dict[str, torch.Tensor] = {}
         with TemporaryDirectory() as folder:
-            files = sorted(
-                self.garden.save(folder).iterdir()
-            )  # of several processes the first one writes
-            checkpoint[GARDEN] = {
-                f.name: torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8)
-                for f in files
-            }
+            # of several processes the first one writes
+            for file in sorted(self.garden.save(folder).iterdir()):
+                contents[file.name] = torch.frombuffer(
+                    bytearray(file.read_bytes()), dtype=torch.uint8
+                )
+        checkpoint[GARDEN] = contents
 
     def _restore(self) -> None:
+        """Restore the garden from the files that came with a checkpoint."""
         with TemporaryDirectory() as folder:
             for name, content in (self.saved or {}).items():
                 Path(folder, name).write_bytes(content.cpu().numpy().tobytes())
             self.garden.restore(folder)
+
+
+def _refuse_averaging(trainer: Trainer) -> None:
+    """Refuse Lightning's own average of weights."""
+    for callback in vars(trainer)["callbacks"]:
+        for kind in type(callback).__mro__:
+            if kind.__name__.endswith("WeightAveraging"):
+                raise SettingError(
+                    f"{kind.__name__} would leave out seeds that are planted later; use "
+                    f"garden.ema(decay)."
+                )

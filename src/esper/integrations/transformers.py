@@ -1,5 +1,4 @@
-"""Growing under transformers' Trainer, or any subclass of it: `join(trainer, garden, evaluate)`
-before `train`.
+"""Growing under transformers' Trainer, or any subclass of it: call `join` before `train`.
 
 A callback alone cannot do it. The Trainer never tells callbacks from which checkpoint it resumes,
 and it reads the optimiser's state, by position, before the first of them is called. So a trainer
@@ -7,6 +6,7 @@ that joins has four methods replaced.
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,27 @@ from transformers.utils.generic import can_return_loss, find_labels  # noqa: E40
 
 
 class GrowthCallback(Stepper, TrainerCallback):
-    """Steps the garden before the Trainer saves, which it may do between an epoch's last step and
-    its end.
+    """Steps the garden before the Trainer saves.
+
+    The Trainer may save between an epoch's last step and its end. `done` is the number of optimiser
+    steps at the garden's last one.
     """
 
-    done = -1  # optimiser steps at the garden's last one
+    done = -1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        is_last = state.epoch % 1 == 0 or state.global_step >= state.max_steps
-        if is_last if self.every is None else state.global_step % self.every == 0:
+        """Step after an epoch's last optimiser step, or after every so many."""
+        if self.every is None:
+            is_due = state.epoch % 1 == 0 or state.global_step >= state.max_steps
+        else:
+            is_due = state.global_step % self.every == 0
+        if is_due:
             self.done = state.global_step
             self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (
-            self.every is None and self.done != state.global_step
-        ):  # it ended early, or nobody knew its length
+        """Step after an epoch that ended early, or whose length was not known."""
+        if self.every is None and self.done != state.global_step:
             self.step()
 
 
@@ -49,15 +54,19 @@ def join(
     every: int | None = None,
     seed_lr: float = 1.0,
 ) -> None:
-    """Let a trainer of `garden.model` grow it: attach its optimiser, step, save, resume, load the
-    best.
+    """Let a trainer of `garden.model` grow it: attach, step, save, resume, load the best.
 
-    Every checkpoint has the garden beside the Trainer's own files, and `esper.load(checkpoint /
-    "garden", model)` reads it too. Resuming and `load_best_model_at_end` restore structure and
-    weights from there.
+    Every checkpoint has the garden beside the Trainer's own files, and
+    `esper.load(checkpoint / "garden", model)` reads it too. Resuming and `load_best_model_at_end`
+    restore structure and weights from there.
 
-    Args: evaluate: losses of held-out examples, as `garden.step` wants them. every: optimiser steps
-        from one `garden.step` to the next; by default it happens after each epoch.
+    Args:
+        trainer: one that was built with `garden.model`.
+        garden: what `esper.grow` returned.
+        evaluate: losses of held-out examples, as `garden.step` wants them.
+        every: optimiser steps from one `garden.step` to the next; by default it happens after each
+            epoch.
+        seed_lr: seeds learn at this multiple of the host's rate, as in `garden.attach`.
     """
     if trainer.model is not garden.model or trainer.model_init is not None:
         raise SettingError(
@@ -77,47 +86,56 @@ def join(
 
 
 def _load_best(trainer: Trainer, garden: Garden) -> None:
-    garden.record(None)  # the run is told to its end, not up to the best epoch
+    """Restore the garden of the best checkpoint."""
+    garden.record(None)  # the run folder keeps the full history, not that up to the best epoch
     garden.restore(Path(str(trainer.state.best_model_checkpoint), GARDEN))
 
 
 def _show_host(trainer: Any, garden: Garden) -> None:
-    """What the Trainer reads off a model's class is said of the host:
+    """Let the Trainer read off the host what it reads off a model's class.
 
-    labels, columns, how the loss is scaled.
+    Those are labels, columns and how the loss is scaled.
     """
     host = garden.model.host
-    taken = inspect.signature(host.forward).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+    parameters = inspect.signature(host.forward).parameters
+    takes_any = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     trainer.model_accepts_loss_kwargs = getattr(host, "accepts_loss_kwargs", takes_any)
     trainer.label_names = trainer.args.label_names or find_labels(type(host))
     trainer.can_return_loss = can_return_loss(type(host))
-    trainer._signature_columns = [*taken, "label", "label_ids", *trainer.label_names]
-    if "generation_config" in vars(
-        garden.model
-    ):  # Seq2SeqTrainer has set it there, and the host generates
+    trainer._signature_columns = [*parameters, "label", "label_ids", *trainer.label_names]
+    if "generation_config" in vars(garden.model):
+        # Seq2SeqTrainer has set it there, and the host generates
         host.generation_config = vars(garden.model).pop("generation_config")
-    vars(garden.model)["_get_name"] = (
-        host._get_name
-    )  # by its name a model has its labels shifted when smoothed
+    # by its name a model has its labels shifted when smoothed
+    vars(garden.model)["_get_name"] = host._get_name
 
 
 def _create_optimizer(
-    trainer: Trainer, garden: Garden, seed_lr: float, create: Any, *model: Any
+    trainer: Trainer, garden: Garden, seed_lr: float, create: Callable[..., Any], *model: Any
 ) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
-    optimizer, link = create(*model), garden.model.link
+    optimizer = create(*model)
+    link = garden.model.link
     if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
         garden.attach(optimizer, trainer.lr_scheduler, seed_lr=seed_lr)
     return optimizer
 
 
 def _save(
-    trainer: Trainer, garden: Garden, save: Any, output_dir: Any = None, state_dict: Any = None
+    trainer: Trainer,
+    garden: Garden,
+    save: Callable[..., Any],
+    output_dir: Any = None,
+    state_dict: Any = None,
 ) -> None:
-    """The garden first: older checkpoints go when the Trainer is done with this one."""
+    """Save the garden first: older checkpoints go when the Trainer is done with this one."""
     folder = str(trainer.args.output_dir if output_dir is None else output_dir)
     garden.save(Path(folder, GARDEN))
     state = garden.model.state_dict() if state_dict is None else state_dict
-    names = {(t.data_ptr(), t.shape, t.numel() or name): name for name, t in state.items()}
-    save(folder, {name: state[name] for name in names.values()})  # safetensors refuses tied weights
+    # safetensors refuses tied weights: of those, the last name stays
+    names = {}
+    for name, tensor in state.items():
+        names[tensor.data_ptr(), tensor.shape, tensor.numel() or name] = name
+    save(folder, {name: state[name] for name in names.values()})
