@@ -108,8 +108,8 @@ FAULTS = [
     Fault(
         "every seed of the heuristic mixes positions, not only a slot's first",
         "tamiyo/rules.py",
-        "mixing = [] if fewest else [",
-        "mixing = [",
+        "if fewest == 0:",
+        "if fewest >= 0:",
         "tamiyo/test_rules.py::test_the_heuristic_plants_what_computes_most_not_what_is_largest",
     ),
     Fault(

@@ -8,8 +8,8 @@ FAULTS = [
     Fault(
         "1: an op is judged with another op's embedding",
         "tamiyo/network.py",
-        "(shift[list(self.spec.uses(head))] if axis == 0 else shift)",
-        "(shift[: len(self.spec.uses(head))] if axis == 0 else shift)",
+        "shift = shift[list(self.spec.uses(head))]",
+        "shift = shift[: len(self.spec.uses(head))]",
         "tamiyo/test_network_reconstruction.py::test_without_a_step_of_the_optimiser_every_ratio_is_one",
     ),
     Fault(
@@ -29,7 +29,7 @@ FAULTS = [
     Fault(
         "2: masks are dropped when learning",
         "tamiyo/network.py",
-        "mask = mask_cases(self.spec, place, masks.get(head.name))",
+        "mask = mask_cases(self.spec, index, masks.get(head.name))",
         "mask = None",
         "tamiyo/test_network_reconstruction.py::test_without_a_step_of_the_optimiser_every_ratio_is_one",
     ),
@@ -50,8 +50,8 @@ FAULTS = [
     Fault(
         "4: earlier choices are drawn anew when learning",
         "tamiyo/network.py",
-        "choice = choices[other.name]\n",
-        "choice = torch.randint_like(choices[other.name], other.size)\n",
+        "choice = choices[earlier.name]\n",
+        "choice = torch.randint_like(choices[earlier.name], earlier.size)\n",
         "tamiyo/test_network_reconstruction.py::test_judging_draws_nothing",
     ),
     Fault(
@@ -78,21 +78,21 @@ FAULTS = [
     Fault(
         "7: no state when learning means zeros",
         "tamiyo/network.py",
-        "        if hidden is None:\n",
-        "        hidden = hidden or self.get_initial_hidden(len(states))\n        if "
-        "hidden is None:\n",
+        "        if hidden is None:\n            raise SettingError(",
+        "        hidden = hidden or self.get_initial_hidden(len(states))\n"
+        "        if hidden is None:\n            raise SettingError(",
         "tamiyo/test_network.py::test_evaluating_without_the_state_that_rows_began_with_is_refused",
     ),
     Fault(
         "8: all rows go on from the first row's state",
-        "tamiyo/network.py",
+        "tamiyo/recurrence.py",
         "state[:, first // steps]",
         "state[:, first * 0]",
         "tamiyo/test_recurrence.py::test_all_at_once_equals_step_by_step_for_a_hundred_patterns_of_beginnings",
     ),
     Fault(
         "9: beginnings of episodes are ignored",
-        "tamiyo/network.py",
+        "tamiyo/recurrence.py",
         "if starts is None or not bool(starts.any()):",
         "if True:",
         "tamiyo/test_recurrence.py::test_what_came_before_a_beginning_does_not_reach_beyond_it_by_one_bit",
@@ -185,8 +185,8 @@ FAULTS = [
     Fault(
         "19: only the first head is masked",
         "tamiyo/network.py",
-        "inner, mask = first(features), masks.get(head.name)",
-        "inner, mask = first(features), None if place else masks.get(head.name)",
+        "        mask = masks.get(head.name)\n",
+        "        mask = None if index else masks.get(head.name)\n",
         "tamiyo/test_network_masks.py::test_heads_of_different_sizes_keep_to_their_own_masks",
     ),
     Fault(
@@ -206,8 +206,8 @@ FAULTS = [
     Fault(
         "22: unused heads have a log-probability when judged",
         "tamiyo/network.py",
-        "return found if used is None else torch.where(used, found, 0)",
-        "return found",
+        "return log_prob if used is None else torch.where(used, log_prob, 0)",
+        "return log_prob",
         "tamiyo/test_network_entropy.py::test_stored_choices_of_unused_heads_change_nothing_by_one_bit",
     ),
     Fault(
@@ -290,8 +290,8 @@ FAULTS = [
     Fault(
         "42: the distance between two means is forgotten",
         "tamiyo/normalising.py",
-        " + shift.square() * self.count * count / total",
-        "",
+        "moment = moment + shift.square() * self.count * count / total",
+        "pass",
         "tamiyo/test_normalising.py::test_pooled_pieces_are_all_rows_at_once",
     ),
     Fault(

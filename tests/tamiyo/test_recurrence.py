@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.tamiyo.network import run_sequences
+from esper.tamiyo.recurrence import run_sequences
 
 INPUTS, WIDTH, PATTERNS = 6, 12, 100
 

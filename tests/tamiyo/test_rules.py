@@ -33,6 +33,7 @@ from esper.tamiyo.rules import (
     Never,
     Random,
     Schedule,
+    ScriptedOp,
     Sham,
     script_of,
 )
@@ -362,13 +363,17 @@ def test_whatever_the_evidence_a_rule_plants_or_waits(name, drawn):
 
 
 def test_sham_plants_nothing_but_shams_at_the_scripts_times(facts):
-    choices = choices_of(Sham(facts, [(1, OP_GERMINATE, 2), (3, OP_GERMINATE, 0)]), facts, 5)
+    choices = choices_of(
+        Sham(facts, [ScriptedOp(1, OP_GERMINATE, 2), ScriptedOp(3, OP_GERMINATE, 0)]), facts, 5
+    )
     sham = facts.space.blueprint_index("sham")
     assert choices == [WAIT, (OP_GERMINATE, 2, sham, 0), WAIT, (OP_GERMINATE, 0, sham, 0), WAIT]
 
 
 def test_sham_passes_over_what_has_ended_by_itself(facts):
-    assert choices_of(Sham(facts, [(0, OP_CULL, 1), (0, OP_GERMINATE, 1)]), facts, 2)[0][:2] == (
+    assert choices_of(
+        Sham(facts, [ScriptedOp(0, OP_CULL, 1), ScriptedOp(0, OP_GERMINATE, 1)]), facts, 2
+    )[0][:2] == (
         OP_GERMINATE,
         1,
     )

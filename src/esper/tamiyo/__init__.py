@@ -1,4 +1,5 @@
-"""Decides:
+"""Decides what grows: signals, observation, action masks, rules, controls, and the network.
 
-signals, observation, action masks, rules of thumb and controls, and the recurrent network.
+A policy reads what it is shown and answers with an action. It trains nothing, touches no model and
+knows no task; how a network learns to decide is in `simic`.
 """

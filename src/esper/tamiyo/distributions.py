@@ -1,6 +1,6 @@
-"""Choosing among what is possible:
+"""Choosing among what is possible: log-probabilities, sampling and entropy under a mask.
 
-log-probabilities, sampling and entropy under a mask. No network, no growth.
+No network, no growth.
 """
 
 import math
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from esper.leyline.errors import MaskError
 
-_LOWEST = torch.finfo(
-    torch.float32
-).min  # Finite on purpose: an infinity turns the gradient of the entropy into NaN.
+# Finite on purpose: an infinity turns the gradient of the entropy into NaN.
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def at_least_single(values: Tensor) -> Tensor:
@@ -27,9 +26,7 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Log-probabilities in float32, whatever autocast says; masked entries get no gradient at
-    all.
-    """
+    """Log-probabilities in float32, whatever autocast says; masked entries get no gradient."""
     with torch.autocast(logits.device.type, enabled=False):
         return torch.log_softmax(mask_logits(logits, mask), -1)
 
@@ -43,17 +40,15 @@ def entropy_of(log_probs: Tensor) -> Tensor:
 
 
 def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
-    """Entropy over its largest value ln(n_valid):
+    """Entropy over its largest value ln(n_valid).
 
-    1 is an even draw; 0, without gradient, with one valid choice.
+    1 is an even draw. With one valid choice it is 0, without gradient.
     """
     if mask is None:
         size = log_probs.shape[-1]
-        return (
-            entropy_of(log_probs) / math.log(size)
-            if size > 1
-            else log_probs.new_zeros(log_probs.shape[:-1])
-        )
+        if size <= 1:
+            return log_probs.new_zeros(log_probs.shape[:-1])
+        return entropy_of(log_probs) / math.log(size)
     valid = mask.sum(-1)
     entropy = entropy_of(log_probs) / valid.clamp(min=2).to(log_probs.dtype).log()
     return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
@@ -68,12 +63,12 @@ class MaskedCategorical:
             possible = mask.any(-1)
             if not bool(possible.all()):
                 host, *step = (~possible).nonzero()[0].tolist() or [0]
-                where = f"host {host}, head {head!r}{f', step {step[0]}' if step else ''}"
-                rule = (
-                    "Every row needs at least one possible choice; an unused head "
-                    "has index 0 as its only one."
+                step_words = f", step {step[0]}" if step else ""
+                raise MaskError(
+                    f"host {host}, head {head!r}{step_words}: the mask allows nothing. Every row "
+                    "needs at least one possible choice; an unused head has index 0 as its only "
+                    "one."
                 )
-                raise MaskError(f"{where}: the mask allows nothing. {rule}")
         self.mask = mask
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(self.logits, None)
@@ -81,8 +76,9 @@ class MaskedCategorical:
     def sample(
         self, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> Tensor:
-        """One choice per row by the Gumbel trick on even draws `noise`; a masked entry cannot win,
-        even by rounding.
+        """One choice per row by the Gumbel trick on even draws `noise`, [..., choices].
+
+        A masked entry cannot win, even by rounding.
         """
         if noise is None:
             noise = torch.rand(
@@ -91,15 +87,16 @@ class MaskedCategorical:
                 device=self.logits.device,
                 dtype=torch.float32,
             )
-        scores = self.log_probs.detach() - torch.log(
-            -torch.log(noise.clamp(min=torch.finfo(torch.float32).tiny))
-        )
-        return (scores if self.mask is None else scores.masked_fill(~self.mask, -math.inf)).argmax(
-            -1
-        )
+        positive = noise.clamp(min=torch.finfo(torch.float32).tiny)
+        scores = self.log_probs.detach() - torch.log(-torch.log(positive))
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask, -math.inf)
+        return scores.argmax(-1)
 
     def mode(self) -> Tensor:
+        """The likeliest choice of each row."""
         return self.logits.argmax(-1)
 
     def log_prob(self, choices: Tensor) -> Tensor:
+        """The log-probability of one choice per row."""
         return self.log_probs.gather(-1, choices[..., None]).squeeze(-1)

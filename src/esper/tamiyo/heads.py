@@ -1,6 +1,6 @@
-"""What a policy has to choose:
+"""What a policy has to choose: names, sizes, and which choices depend on which.
 
-names, sizes, which choices depend on which, and all cases of the earlier ones.
+A *case* of a head is one combination of the choices that it sees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,8 @@ class Head:
     name: str
     size: int
     mask_by: str | None = None  # an earlier head whose choice selects the row of this head's mask
-    used_by: tuple[int, ...] | None = (
-        None  # choices of the first head for which this one matters; None = always
-    )
+    # choices of the first head for which this one matters; None = always
+    used_by: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,49 +39,56 @@ class HeadSpec:
         names = self.names
         if len(set(names)) != len(names) or not names:
             raise SettingError(f"head names {names} must be at least one and all different.")
-        for place, head in enumerate(self.heads):
-            if (head.mask_by, head.used_by) != (None, None) and not self.chained:
+        for index, head in enumerate(self.heads):
+            depends = head.mask_by is not None or head.used_by is not None
+            if depends and not self.chained:
                 raise SettingError(
                     f"head {head.name!r} depends on earlier choices, so the heads must be chained."
                 )
-            if head.mask_by is not None and head.mask_by not in names[:place]:
+            if head.mask_by is not None and head.mask_by not in names[:index]:
                 raise SettingError(
                     f"head {head.name!r} is masked by {head.mask_by!r}, which is not "
-                    f"an earlier head."
+                    "an earlier head."
                 )
-            first, used = self.heads[0], head.used_by
-            if used is not None and not (place and used and set(used) <= set(range(first.size))):
+            self._check_use(index, head)
+
+    def _check_use(self, index: int, head: Head) -> None:
+        """Refuse a head that is used where a head before it is not."""
+        first = self.heads[0]
+        if head.used_by is not None:
+            is_known = set(head.used_by) <= set(range(first.size))
+            if index == 0 or not head.used_by or not is_known:
                 raise SettingError(
-                    f"head {head.name!r} is used by {used}: name one or more of the "
-                    f"{first.size} choices of "
-                    f"{first.name!r}, the first head, which is itself always used; "
-                    f"None means all of them."
+                    f"head {head.name!r} is used by {head.used_by}: name one or more of the "
+                    f"{first.size} choices of {first.name!r}, the first head, which is itself "
+                    "always used; None means all of them."
                 )
-            for earlier in self.heads[:place]:
-                if not set(own := self.uses(head)) <= set(known := self.uses(earlier)):
-                    found = (
-                        f"head {head.name!r} is used by {own}, but {earlier.name!r} "
-                        f"before it by {known} only"
-                    )
-                    raise SettingError(
-                        f"{found}; put {head.name!r} first, or use it in fewer cases."
-                    )
+        uses = self.uses(head)
+        for earlier in self.heads[:index]:
+            earlier_uses = self.uses(earlier)
+            if not set(uses) <= set(earlier_uses):
+                raise SettingError(
+                    f"head {head.name!r} is used by {uses}, but {earlier.name!r} before it by "
+                    f"{earlier_uses} only; put {head.name!r} first, or use it in fewer cases."
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the heads, in order."""
         return tuple(head.name for head in self.heads)
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """How many choices each head has, in order."""
         return tuple(head.size for head in self.heads)
 
     def uses(self, head: Head) -> tuple[int, ...]:
         """Choices of the first head for which `head` matters."""
         return tuple(range(self.heads[0].size)) if head.used_by is None else head.used_by
 
-    def earlier(self, place: int) -> tuple[Head, ...]:
+    def earlier(self, index: int) -> tuple[Head, ...]:
         """The heads before this one whose choices it sees."""
-        return self.heads[:place] if self.chained else ()
+        return self.heads[:index] if self.chained else ()
 
     @classmethod
     def independent(cls, sizes: Sequence[int]) -> Self:
@@ -92,53 +98,55 @@ class HeadSpec:
     @classmethod
     def growth(cls, num_slots: int, num_blueprints: int, num_blends: int) -> Self:
         """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
-        slot = Head("slot", num_slots, "op", (OP_GERMINATE, OP_CULL, OP_FOSSILIZE))
-        blueprint = Head("blueprint", num_blueprints, "slot", (OP_GERMINATE,))
-        blend = Head("blend", num_blends, None, (OP_GERMINATE,))
-        return cls((Head("op", NUM_OPS), slot, blueprint, blend), chained=True)
+        op = Head("op", NUM_OPS)
+        slot = Head("slot", num_slots, mask_by="op", used_by=(OP_GERMINATE, OP_CULL, OP_FOSSILIZE))
+        blueprint = Head("blueprint", num_blueprints, mask_by="slot", used_by=(OP_GERMINATE,))
+        blend = Head("blend", num_blends, used_by=(OP_GERMINATE,))
+        return cls((op, slot, blueprint, blend), chained=True)
 
 
-def mask_cases(spec: HeadSpec, place: int, mask: Tensor | None) -> Tensor | None:
+def mask_cases(spec: HeadSpec, index: int, mask: Tensor | None) -> Tensor | None:
     """A head's mask [R, size] or [R, rows, size] with an axis for every earlier choice."""
     if mask is None:
         return None
-    head, cases = spec.heads[place], len(spec.earlier(place))
-    if mask.dim() == 2:
-        return mask.reshape(len(mask), *(1,) * cases, head.size)
-    axis = spec.names.index(str(head.mask_by))
-    rows = mask[:, list(spec.uses(head))] if axis == 0 else mask
-    return rows.reshape(
-        len(mask), *(rows.shape[1] if case == axis else 1 for case in range(cases)), head.size
-    )
+    head = spec.heads[index]
+    case_shape = [1] * len(spec.earlier(index))
+    if mask.dim() == 3:
+        axis = spec.names.index(str(head.mask_by))
+        if axis == 0:
+            mask = mask[:, list(spec.uses(head))]
+        case_shape[axis] = mask.shape[1]
+    return mask.reshape(len(mask), *case_shape, head.size)
 
 
-def reach_cases(spec: HeadSpec, place: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
-    """How earlier choices lead to each case, [R, cases ...]:
+def reach_cases(spec: HeadSpec, index: int, reach: Tensor, chances: Sequence[Tensor]) -> Tensor:
+    """How earlier choices lead to each case of a head, [R, cases ...].
 
-    `reach` [R] times each head's [R, its cases ..., size].
+    It is `reach` [R] times the chances of each earlier head, [R, its cases ..., size].
     """
-    uses = spec.uses(spec.heads[place])
-    for axis, given in enumerate(chances[: len(spec.earlier(place))]):
-        known = spec.uses(spec.heads[axis])
-        reach = reach.unsqueeze(-1) * given[:, [known.index(use) for use in uses]]
+    uses = spec.uses(spec.heads[index])
+    for axis, chance in enumerate(chances[: len(spec.earlier(index))]):
+        earlier_uses = spec.uses(spec.heads[axis])
+        reach = reach.unsqueeze(-1) * chance[:, [earlier_uses.index(use) for use in uses]]
     return reach
 
 
 def openings(spec: HeadSpec, masks: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Where each head has, in some case that masks allow, more than one valid choice:
+    """Where each head has, in some case that masks allow, more than one valid choice.
 
-    [heads, N, T], like [N, T].
+    Returns [heads, N, T]; `like` is [N, T], and the masks have these axes in front.
     """
     rows = like.numel()
     allowed: list[Tensor] = []
-    found = []
-    for place, head in enumerate(spec.heads):
-        given = masks.get(head.name)
-        mask = mask_cases(spec, place, None if given is None else given.flatten(0, 1))
-        mask = torch.ones(head.size, dtype=torch.bool, device=like.device) if mask is None else mask
-        reach = reach_cases(
-            spec, place, torch.ones(rows, dtype=torch.bool, device=like.device), allowed
-        )
+    open_heads = []
+    for index, head in enumerate(spec.heads):
+        by_step = masks.get(head.name)
+        mask = mask_cases(spec, index, None if by_step is None else by_step.flatten(0, 1))
+        if mask is None:
+            mask = torch.ones(head.size, dtype=torch.bool, device=like.device)
+        everywhere = torch.ones(rows, dtype=torch.bool, device=like.device)
+        reach = reach_cases(spec, index, everywhere, allowed)
         allowed.append(mask.expand(*reach.shape, head.size))
-        found.append((reach & (mask.sum(-1) > 1)).view(rows, -1).any(1).view(like.shape))
-    return torch.stack(found)
+        has_choice = reach & (mask.sum(-1) > 1)
+        open_heads.append(has_choice.view(rows, -1).any(1).view(like.shape))
+    return torch.stack(open_heads)

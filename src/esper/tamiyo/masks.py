@@ -5,6 +5,7 @@ Every entry is an answer of `leyline.legality`; there is no rule in here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,9 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
 
 Masks = dict[str, NDArray[np.bool_]]
-"""op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends]; with a leading N for a batch.
+"""By head: op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends].
+
+A batch has a leading N.
 """
 
 
@@ -37,7 +40,14 @@ class MaskSeedInfo:
 
 def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskSeedInfo]:
     """The masks' share of the reports."""
-    return {s: MaskSeedInfo(r.stage, r.seed_age_epochs, r.is_measured) for s, r in reports.items()}
+    return {
+        slot_id: MaskSeedInfo(
+            stage=report.stage,
+            seed_age_epochs=report.seed_age_epochs,
+            is_measured=report.is_measured,
+        )
+        for slot_id, report in reports.items()
+    }
 
 
 def compute_action_masks(
@@ -54,12 +64,7 @@ def compute_action_masks(
     """
     if costs is None:
         names = [name for name in space.blueprint_ids if name is not None]
-        costs = {
-            (s, name, blend): 0
-            for s in space.slots.slot_ids
-            for name in names
-            for blend in space.blends
-        }
+        costs = dict.fromkeys(product(space.slots.slot_ids, names, space.blends), 0)
     reports = {}
     for slot_id, state in slot_states.items():
         info = state or MaskSeedInfo(SeedStage.DORMANT)
@@ -67,16 +72,24 @@ def compute_action_masks(
         reports[slot_id] = SeedStateReport(
             slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics
         )
-    return masks_for(GrowthView(space, reports, total_seeds, max_seeds, 0, None, costs))
+    view = GrowthView(
+        space=space,
+        reports=reports,
+        seeds_used=total_seeds,
+        max_seeds=max_seeds,
+        params_used=0,
+        budget=None,
+        costs=costs,
+    )
+    return masks_for(view)
 
 
 def masks_for(view: GrowthView) -> Masks:
-    """The masks of one host. A head that an op does not use, or cannot, has exactly one true entry:
-    index 0.
+    """The masks of one host.
 
-    The blend head sees neither slot nor blueprint, so a blend counts as possible only where it is
-    possible for every pair that any blend allows: what the masks let through is then always legal
-    as a whole.
+    A head that an op does not use, or cannot, has exactly one true entry: index 0. The blend head
+    sees neither slot nor blueprint, so a blend counts as possible only where it is possible for
+    every pair that any blend allows: what the masks let through is then always legal as a whole.
     """
     space = view.space
     ops, slots, blueprints, blends = space.sizes
@@ -88,12 +101,10 @@ def masks_for(view: GrowthView) -> Masks:
         for number, way in legal_plantings(slot_id, view):
             germinate[index, number, way] = True
     blueprint: NDArray[np.bool_] = np.any(germinate, axis=2)
-    blend: NDArray[np.bool_] = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1)) & bool(
-        blueprint.any()
-    )
-    assert blend.any() or not blueprint.any(), (
-        "the plainest blend is never dearer, so it serves every pair"
-    )
+    may_plant = bool(blueprint.any())
+    serves_every_pair = np.all(germinate | ~blueprint[:, :, None], axis=(0, 1))
+    blend: NDArray[np.bool_] = serves_every_pair & may_plant
+    assert blend.any() or not may_plant, "the plainest blend is never dearer: it serves every pair"
     slot[OP_GERMINATE] = np.any(blueprint, axis=1)
     op: NDArray[np.bool_] = np.any(slot, axis=1)
     op[OP_WAIT] = True
@@ -112,5 +123,8 @@ def only_waiting(masks: Masks) -> Masks:
 
 def compute_batch_masks(views: Sequence[GrowthView]) -> Masks:
     """The masks of N hosts, stacked."""
-    each = [masks_for(view) for view in views]
-    return {head: np.stack([masks[head] for masks in each]) for head in each[0]}
+    by_host = [masks_for(view) for view in views]
+    stacked = {}
+    for head in by_host[0]:
+        stacked[head] = np.stack([masks[head] for masks in by_host])
+    return stacked

@@ -1,6 +1,6 @@
-"""The recurrent policy:
+"""The recurrent policy: observation -> LSTM -> one masked head per choice, and a value.
 
-observation -> LSTM -> one masked head per choice, and a value. It does not learn.
+It does not learn. Shapes: N hosts, T steps, R = N x T rows, D features.
 """
 
 import math
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.leyline.errors import CheckpointMismatchError, SettingError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
@@ -22,10 +21,19 @@ from esper.tamiyo.distributions import (
 )
 from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
+from esper.tamiyo.recurrence import Hidden, run_sequences
 
-Hidden = tuple[Tensor, Tensor]  # h and c, each [1, N, H]
 PerHead = dict[str, Tensor]
 MaskSet = Mapping[str, Tensor]
+
+
+class Decision(NamedTuple):
+    """What the network chose; every tensor is [N] for one step, [N, T] for several."""
+
+    choices: PerHead  # 0 where a head is unused
+    log_probs: PerHead
+    values: Tensor
+    hidden: Hidden
 
 
 class Evaluation(NamedTuple):
@@ -38,44 +46,48 @@ class Evaluation(NamedTuple):
 
 
 class RecurrentActorCritic(nn.Module):
-    """A policy for any specification of heads. Batch first: states [N, T, D], or [N, D] for one
-    step.
+    """A policy for any specification of heads.
 
-    A chained head's features are the LSTM's output plus an embedding of each earlier choice. The
-    sum passes a layer before the logits, so what a choice means may depend on the state.
+    Batch first: states are [N, T, D], or [N, D] for one step. A chained head's features are the
+    LSTM's output plus an embedding of each earlier choice. The sum passes a layer before the
+    logits, so what a choice means may depend on the state.
     """
 
     def __init__(
         self, state_dim: int, spec: HeadSpec, *, hidden_dim: int = 128, head_dim: int = 64
     ):
         super().__init__()
-        self.state_dim, self.spec, self.hidden_dim, self.head_dim = (
-            state_dim,
-            spec,
-            hidden_dim,
-            head_dim,
-        )
+        self.state_dim = state_dim
+        self.spec = spec
+        self.hidden_dim = hidden_dim
+        self.head_dim = head_dim
         self.observation_stats = RunningMeanStd(state_dim)
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
         self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
-        self.policy_heads = nn.ModuleDict(
-            {h.name: _perceptron(hidden_dim, head_dim, h.size) for h in spec.heads}
-        )
-        earlier = spec.heads[:-1] if spec.chained else ()
-        self.embeddings = nn.ModuleDict(
-            {head.name: nn.Embedding(head.size, hidden_dim) for head in earlier}
-        )
+        self.policy_heads = nn.ModuleDict()
+        for head in spec.heads:
+            self.policy_heads[head.name] = _perceptron(hidden_dim, head_dim, head.size)
+        self.embeddings = nn.ModuleDict()  # of the choices that later heads see
+        for head in spec.heads[:-1] if spec.chained else ():
+            self.embeddings[head.name] = nn.Embedding(head.size, hidden_dim)
         self.value_head = _perceptron(hidden_dim, head_dim, 1)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Orthogonal weights; a fresh policy is close to even."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
                 nn.init.zeros_(module.bias)
         for name, parameter in self.lstm.named_parameters():
-            nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
-        for head in self.policy_heads.values():
-            nn.init.orthogonal_(_layers(head)[2].weight, 0.01)  # a fresh policy is close to even
-        nn.init.orthogonal_(_layers(self.value_head)[2].weight, 1.0)
+            if "weight" in name:
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        for perceptron in self.policy_heads.values():
+            nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)
+        nn.init.orthogonal_(_layers(self.value_head).last.weight, 1.0)
 
     @property
     def max_entropies(self) -> dict[str, float]:
@@ -84,21 +96,26 @@ class RecurrentActorCritic(nn.Module):
 
     def get_initial_hidden(self, count: int) -> Hidden:
         """The state in which `count` episodes begin."""
-        zeros = _layers(self.value_head)[2].weight.new_zeros(1, count, self.hidden_dim)
+        zeros = _layers(self.value_head).last.weight.new_zeros(1, count, self.hidden_dim)
         return zeros, zeros.clone()
 
     def look(self, states: Tensor, hidden: Hidden) -> Tensor:
-        """Values [N] of one more step [N, D]; whoever goes on does so with the state from
-        before.
+        """Values [N] of one more step [N, D].
+
+        The caller continues with the state from before.
         """
-        return self._values(self._features(states[:, None], hidden, None)[0][:, 0])
+        features, _ = self._features(states[:, None], hidden, None)
+        return self._values(features[:, 0])
 
     def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
-        return self._features(states, hidden, starts)[1]
+        """The state after some steps [N, T, D]; `starts` is as in `run_sequences`."""
+        _, after = self._features(states, hidden, starts)
+        return after
 
     def _features(
         self, states: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool = True
     ) -> tuple[Tensor, Hidden]:
+        """What the heads read, [N, T, H], and the state after the last step."""
         encoded = self.encoder(self.observation_stats.normalise(states))
         remembered, hidden = run_sequences(
             self.lstm, encoded, hidden, starts, needs_state=needs_state
@@ -107,28 +124,30 @@ class RecurrentActorCritic(nn.Module):
 
     def _values(self, features: Tensor) -> Tensor:
         """Expected returns in the environment's own units."""
-        found = at_least_single(self.value_head(features))
-        mean, std = self.return_stats.mean.to(found.dtype), self.return_stats.std.to(found.dtype)
-        return (found * std + mean).squeeze(-1)
+        scaled = at_least_single(self.value_head(features))
+        mean = self.return_stats.mean.to(scaled.dtype)
+        std = self.return_stats.std.to(scaled.dtype)
+        return (scaled * std + mean).squeeze(-1)
 
     def _case(
-        self, place: int, features: Tensor, masks: MaskSet, choices: PerHead
+        self, index: int, features: Tensor, masks: MaskSet, choices: PerHead
     ) -> MaskedCategorical:
-        """One head in one case:
+        """One head in one case: that of the choices made so far.
 
-        the choices made so far. `_cases` has all cases, whatever might have been chosen.
+        `_cases` has all cases, whatever might have been chosen.
         """
-        head = self.spec.heads[place]
-        first, activation, last = _layers(self.policy_heads[head.name])
-        inner, mask = first(features), masks.get(head.name)
-        for earlier in self.spec.earlier(place):
-            inner = inner + F.embedding(choices[earlier.name], self._shift(first, earlier))
+        head = self.spec.heads[index]
+        layers = _layers(self.policy_heads[head.name])
+        inner = layers.first(features)
+        mask = masks.get(head.name)
+        for earlier in self.spec.earlier(index):
+            inner = inner + F.embedding(choices[earlier.name], self._shift(layers.first, earlier))
         if mask is not None and head.mask_by is not None and mask.dim() != features.dim():
-            index = choices[head.mask_by][..., None, None].expand(
-                *mask.shape[:-2], 1, mask.shape[-1]
-            )
-            mask = mask.gather(-2, index).squeeze(-2)
-        return MaskedCategorical(last(activation(inner)), mask, head=head.name)
+            # of the mask's rows the one that the earlier choice selects
+            row = choices[head.mask_by][..., None, None]
+            row = row.expand(*mask.shape[:-2], 1, mask.shape[-1])
+            mask = mask.gather(-2, row).squeeze(-2)
+        return MaskedCategorical(layers.last(layers.activation(inner)), mask, head=head.name)
 
     def _shift(self, first: nn.Linear, earlier: Head) -> Tensor:
         """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
@@ -138,10 +157,10 @@ class RecurrentActorCritic(nn.Module):
         """Where the first choice has a use for this head; None is everywhere."""
         if head.used_by is None:
             return None
-        op = choices[self.spec.heads[0].name]
-        return torch.tensor(
-            [choice in head.used_by for choice in range(self.spec.heads[0].size)], device=op.device
-        )[op]
+        first = self.spec.heads[0]
+        op = choices[first.name]
+        uses = [choice in head.used_by for choice in range(first.size)]
+        return torch.tensor(uses, device=op.device)[op]
 
     def choose(
         self,
@@ -151,50 +170,60 @@ class RecurrentActorCritic(nn.Module):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
-    ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Actions (0 where unused), log-probabilities, values, state; even draws:
+    ) -> Decision:
+        """Decide for N hosts, head by head.
 
-        `noise` [N, heads, widest head].
+        It draws with the `generator`, or by `noise`: even draws, [N, heads, widest head].
         """
         is_step = states.dim() == 2
-        states = states[:, None] if is_step else states
-        hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
+        if is_step:
+            states = states[:, None]
+        if hidden is None:
+            hidden = self.get_initial_hidden(len(states))
         features, hidden = self._features(states, hidden, None)
-        features = features[:, 0] if is_step else features
-        choices, log_probs = PerHead(), PerHead()
-        for place, head in enumerate(self.spec.heads):
+        if is_step:
+            features = features[:, 0]
+        first = self.spec.heads[0]
+        choices: PerHead = {}
+        log_probs: PerHead = {}
+        for index, head in enumerate(self.spec.heads):
             used = self._is_used(head, choices)
-            if (
-                used is not None and noise is not None and not bool(used.any())
-            ):  # nor does it take draws from others
-                choice, log_prob = (
-                    torch.zeros_like(found[self.spec.names[0]]) for found in (choices, log_probs)
-                )
+            # with noise of its own, a head that no host uses takes no draws from others
+            if used is not None and noise is not None and not bool(used.any()):
+                choices[head.name] = torch.zeros_like(choices[first.name])
+                log_probs[head.name] = torch.zeros_like(log_probs[first.name])
+                continue
+            drawn = self._case(index, features, masks, choices)
+            if deterministic:
+                choice = drawn.mode()
             else:
-                drawn = self._case(place, features, masks, choices)
-                own = None if noise is None else noise[..., place, : head.size]
-                choice = drawn.mode() if deterministic else drawn.sample(generator, own)
-                log_prob = drawn.log_prob(choice)
-                if used is not None:
-                    choice, log_prob = torch.where(used, choice, 0), torch.where(used, log_prob, 0)
-            choices[head.name], log_probs[head.name] = choice, log_prob
-        return choices, log_probs, self._values(features), hidden
+                noise_of_head = None if noise is None else noise[..., index, : head.size]
+                choice = drawn.sample(generator, noise_of_head)
+            log_prob = drawn.log_prob(choice)
+            if used is not None:
+                choice = torch.where(used, choice, 0)
+                log_prob = torch.where(used, log_prob, 0)
+            choices[head.name] = choice
+            log_probs[head.name] = log_prob
+        return Decision(
+            choices=choices, log_probs=log_probs, values=self._values(features), hidden=hidden
+        )
 
-    def _cases(self, place: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
+    def _cases(self, index: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
         """A head's log-probabilities [R, cases ..., size] and mask.
 
         Sums in the order of `_case`, for equal bits.
         """
-        head = self.spec.heads[place]
-        first, activation, last = _layers(self.policy_heads[head.name])
-        inner = first(features)  # [R, width]
-        for axis, earlier in enumerate(self.spec.earlier(place)):
-            shift = self._shift(first, earlier)
-            inner = inner.unsqueeze(-2) + (
-                shift[list(self.spec.uses(head))] if axis == 0 else shift
-            )
-        mask = mask_cases(self.spec, place, masks.get(head.name))
-        return masked_log_softmax(last(activation(inner)), mask), mask
+        head = self.spec.heads[index]
+        layers = _layers(self.policy_heads[head.name])
+        inner = layers.first(features)  # [R, width]
+        for axis, earlier in enumerate(self.spec.earlier(index)):
+            shift = self._shift(layers.first, earlier)
+            if axis == 0:
+                shift = shift[list(self.spec.uses(head))]
+            inner = inner.unsqueeze(-2) + shift  # [R, earlier cases ..., choices, width]
+        mask = mask_cases(self.spec, index, masks.get(head.name))
+        return masked_log_softmax(layers.last(layers.activation(inner)), mask), mask
 
     def evaluate(
         self,
@@ -205,8 +234,9 @@ class RecurrentActorCritic(nn.Module):
         starts: Tensor | None = None,
         needs_state: bool = True,
     ) -> Evaluation:
-        """Judge stored decisions [N, T] under the present weights; `starts`, `needs_state` as in
-        `run_sequences`.
+        """Judge stored decisions [N, T] under the present weights.
+
+        `hidden` is what the rows began with; `starts` and `needs_state` are as in `run_sequences`.
         """
         if hidden is None:
             raise SettingError(
@@ -217,44 +247,52 @@ class RecurrentActorCritic(nn.Module):
         rows = features.flatten(0, 1)
         flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
         choices = {name: action.flatten() for name, action in actions.items()}
-        certain, probs = at_least_single(rows.new_ones(len(rows))), list[Tensor]()
-        log_probs, entropy = PerHead(), PerHead()
-        for place, head in enumerate(self.spec.heads):
-            cases, mask = self._cases(place, rows, flat)
-            reach = reach_cases(self.spec, place, certain, probs)
+        certain = at_least_single(rows.new_ones(len(rows)))
+        probs: list[Tensor] = []
+        log_probs: PerHead = {}
+        entropy: PerHead = {}
+        for index, head in enumerate(self.spec.heads):
+            cases, mask = self._cases(index, rows, flat)
+            reach = reach_cases(self.spec, index, certain, probs)
             probs.append(cases.detach().exp())
-            log_probs[head.name] = self._taken(place, cases, choices).view(shape)
+            log_probs[head.name] = self._taken(index, cases, choices).view(shape)
             uncertain = normalised_entropy(cases, mask)
             entropy[head.name] = (reach * uncertain).view(len(rows), -1).sum(1).view(shape)
-        return Evaluation(log_probs, self._values(features), entropy, hidden)
+        return Evaluation(
+            log_probs=log_probs, values=self._values(features), entropy=entropy, hidden=hidden
+        )
 
-    def _taken(self, place: int, cases: Tensor, choices: PerHead) -> Tensor:
-        """Log-probability of the stored choice in the case of the stored earlier choices; 0 where
-        it is not used.
+    def _taken(self, index: int, cases: Tensor, choices: PerHead) -> Tensor:
+        """Log-probability of the stored choice in the case of the stored earlier choices.
+
+        It is 0 where the head is not used.
         """
-        head = self.spec.heads[place]
-        uses, index = list(self.spec.uses(head)), torch.zeros_like(choices[head.name])
-        for axis, other in enumerate(self.spec.earlier(place)):
-            choice = choices[other.name]
+        head = self.spec.heads[index]
+        uses = list(self.spec.uses(head))
+        case = torch.zeros_like(choices[head.name])  # number of the case in each row
+        for axis, earlier in enumerate(self.spec.earlier(index)):
+            choice = choices[earlier.name]
             if axis == 0:
-                position = torch.zeros(other.size, dtype=torch.long, device=choice.device)
+                position = torch.zeros(earlier.size, dtype=torch.long, device=choice.device)
                 position[uses] = torch.arange(len(uses), device=choice.device)
                 choice = position[choice]
-            index = index * other.size + choice
-        found = (
-            cases.flatten(1).gather(1, (index * head.size + choices[head.name])[:, None]).squeeze(1)
-        )
+            case = case * earlier.size + choice
+        entry = case * head.size + choices[head.name]
+        log_prob = cases.flatten(1).gather(1, entry[:, None]).squeeze(1)
         used = self._is_used(head, choices)
-        return found if used is None else torch.where(used, found, 0)
+        return log_prob if used is None else torch.where(used, log_prob, 0)
 
     @torch.no_grad()
     def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
-        """Take in the returns of a rollout; the last layer is rescaled so that no value changes by
-        it.
+        """Take in the returns of a rollout.
+
+        The last layer is rescaled so that no value changes by it.
         """
-        old_mean, old_std = self.return_stats.mean.clone(), self.return_stats.std.clone()
+        old_mean = self.return_stats.mean.clone()
+        old_std = self.return_stats.std.clone()
         self.return_stats.update(returns.reshape(-1, 1), pool)
-        last, std = _layers(self.value_head)[2], self.return_stats.std
+        std = self.return_stats.std
+        last = _layers(self.value_head).last
         last.weight.copy_(last.weight * (old_std / std))
         last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)
 
@@ -265,28 +303,25 @@ class RecurrentActorCritic(nn.Module):
 
         Those of another shape are refused before anything changes, with the reason and the way out.
         """
-        here = {
-            name: tuple(own.shape) for name, own in self.state_dict().items() if name in state_dict
-        }
-        there = {name: tuple(state_dict[name].shape) for name in here}
-        if lines := [
-            f"{n} is {there[n]} in the weights and {here[n]} here"
-            for n in here
-            if there[n] != here[n]
-        ]:
+        mismatches = []
+        for name, value in self.state_dict().items():
+            here = tuple(value.shape)
+            there = tuple(state_dict[name].shape) if name in state_dict else here
+            if there != here:
+                mismatches.append(f"{name} is {there} in the weights and {here} here")
+        if mismatches:
             raise CheckpointMismatchError(
-                f"size mismatch: {'; '.join(lines)}. A policy fits one number of "
-                f"slots, list of blueprints, layout and "
-                "width (hidden_dim, head_dim) only; build it for those, or train a "
-                "new one (docs/checkpoints.md)."
+                f"size mismatch: {'; '.join(mismatches)}. A policy fits one number of slots, list "
+                "of blueprints, layout and width (hidden_dim, head_dim) only; build it for those, "
+                "or train a new one (docs/checkpoints.md)."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 class FactoredRecurrentActorCritic(RecurrentActorCritic):
-    """The growth policy:
+    """The growth policy: op -> slot -> blueprint -> blend.
 
-    op -> slot -> blueprint -> blend, each conditioned on and masked by the choices before it.
+    Each is conditioned on and masked by the choices before it.
     """
 
     def __init__(
@@ -306,11 +341,12 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     @torch.no_grad()
     def lean_to_wait(self, probability: float) -> None:
         """Make the first op this likely where every op is possible and nothing has been learnt."""
-        bias = _layers(self.policy_heads["op"])[2].bias
+        bias = _layers(self.policy_heads["op"]).last.bias
         bias[OP_WAIT] = math.log(probability / (1 - probability) * (len(bias) - 1))
 
     @property
     def slot_head(self) -> nn.Module:
+        """The head that chooses a slot."""
         return self.policy_heads["slot"]
 
     def forward(
@@ -322,19 +358,18 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         blend_mask: Tensor | None = None,
         op_mask: Tensor | None = None,
     ) -> dict[str, Any]:
-        """Masked logits of each head, in the case that the likeliest choice was made in the heads
-        before it.
-        """
-        hidden = self.get_initial_hidden(len(states)) if hidden is None else hidden
-        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        """Masked logits of each head, where the heads before it chose what was likeliest."""
+        if hidden is None:
+            hidden = self.get_initial_hidden(len(states))
+        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
         features, hidden = self._features(states, hidden, None)
         choices: PerHead = {}
-        said: dict[str, Any] = {}
-        for place, head in enumerate(self.spec.heads):
-            drawn = self._case(place, features, masks, choices)
-            choices[head.name] = drawn.mode()
-            said[f"{head.name}_logits"] = drawn.logits
-        return {**said, "value": self._values(features), "hidden": hidden}
+        outputs: dict[str, Any] = {}
+        for index, head in enumerate(self.spec.heads):
+            case = self._case(index, features, masks, choices)
+            choices[head.name] = case.mode()
+            outputs[f"{head.name}_logits"] = case.logits
+        return {**outputs, "value": self._values(features), "hidden": hidden}
 
     def get_action(
         self,
@@ -348,7 +383,7 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         generator: torch.Generator | None = None,
     ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
         """Draw, or take the likeliest of, each head in turn."""
-        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
         return self.choose(states, hidden, masks, deterministic, generator)
 
     def evaluate_actions(
@@ -361,68 +396,34 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         op_mask: Tensor | None = None,
         hidden: Hidden | None = None,
     ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
-        """Log-probabilities, values and entropies of stored decisions; `hidden` is what the rows
-        began with.
+        """Log-probabilities, values and entropies of stored decisions.
+
+        `hidden` is what the rows began with.
         """
-        masks = _named(op_mask, slot_mask, blueprint_mask, blend_mask)
+        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
         return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
 
 
-def _named(
+def _by_head(
     op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None
 ) -> dict[str, Tensor]:
-    given = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
-    return {name: mask for name, mask in given.items() if mask is not None}
+    """The masks that there are, by the names of their heads."""
+    masks = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
+    return {name: mask for name, mask in masks.items() if mask is not None}
 
 
-def _layers(perceptron: nn.Module) -> tuple[nn.Linear, nn.Tanh, nn.Linear]:
-    return cast(Any, tuple(cast(nn.Sequential, perceptron)))
+class _Layers(NamedTuple):
+    """The parts of a `_perceptron`."""
+
+    first: nn.Linear
+    activation: nn.Tanh
+    last: nn.Linear
+
+
+def _layers(perceptron: nn.Module) -> _Layers:
+    first, activation, last = cast(Any, perceptron)
+    return _Layers(first, activation, last)
 
 
 def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, out))
-
-
-def run_sequences(
-    lstm: nn.LSTM,
-    inputs: Tensor,
-    hidden: Hidden,
-    starts: Tensor | None,
-    *,
-    needs_state: bool = True,
-) -> tuple[Tensor, Hidden]:
-    """Outputs [N, T, H] and the state after the last step. The state is zero wherever `starts` [N,
-    T] is true.
-
-    Where episodes begin within rows, the state after the last step carries no gradient; finding it
-    costs a pass, which `needs_state=False` spares: it is NaN then.
-    """
-    if starts is None or not bool(starts.any()):
-        return lstm(inputs, hidden)
-    count, steps = starts.shape
-    begins = starts.clone()
-    begins[:, 0] = True
-    piece = begins.flatten().cumsum(0) - 1  # which piece each step belongs to
-    first = begins.flatten().nonzero().squeeze(1)
-    lengths = torch.cat([first[1:], first.new_tensor([count * steps])]) - first
-    within = torch.arange(count * steps, device=starts.device) - first[piece]
-    padded = inputs.new_zeros(len(first), int(lengths.max()), inputs.shape[-1])
-    padded = padded.index_put((piece, within), inputs.flatten(0, 1))
-    # only a piece that goes on from before has a past
-    keeps = ((first % steps == 0) & ~starts.flatten()[first])[None, :, None]
-    past = tuple(torch.where(keeps, state[:, first // steps], 0.0).contiguous() for state in hidden)
-    # padded, not packed: going back through a packed sequence costs the square of its length on a
-    # CPU
-    outputs = lstm(padded, past)[0][piece, within].view(count, steps, -1)
-    if not needs_state:
-        return outputs, (
-            torch.full_like(hidden[0], torch.nan),
-            torch.full_like(hidden[1], torch.nan),
-        )
-    last = piece.view(count, steps)[:, -1]
-    with torch.no_grad():
-        packed = pack_padded_sequence(
-            padded[last], lengths[last].cpu(), batch_first=True, enforce_sorted=False
-        )
-        after = lstm(packed, (past[0][:, last], past[1][:, last]))[1]
-    return outputs, after

@@ -1,6 +1,6 @@
 """Running mean and variance of what a policy sees or earns.
 
-They change when told to, never while being used.
+They change in `update`, never while being used.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 Pool = Callable[[Tensor], Tensor]
+"""Adds up what all processes have."""
 
 
 class RunningMeanStd(nn.Module):
-    """Mean and variance over all rows seen so far, in float64; they travel with the network's
-    weights.
+    """Mean and variance over all rows seen so far, in float64.
+
+    They travel with the network's weights.
     """
 
     mean: Tensor
@@ -28,12 +30,14 @@ class RunningMeanStd(nn.Module):
 
     @property
     def std(self) -> Tensor:
+        """The standard deviation, never zero."""
         return (self.var + 1e-8).sqrt()
 
     @torch.no_grad()
     def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
-        """Take in [R, width] rows, of all processes by `pool`, which adds up what they have; no
-        rows, no change.
+        """Take in [R, width] rows, and with `pool` those of all processes.
+
+        Without rows nothing changes.
         """
         rows = rows.double()
         count = pool(torch.as_tensor(float(len(rows)), device=rows.device)).to(self.count)
@@ -43,12 +47,14 @@ class RunningMeanStd(nn.Module):
         var = pool((rows - mean).square().sum(0)) / count
         total = self.count + count
         shift = mean - self.mean
-        moment = self.var * self.count + var * count + shift.square() * self.count * count / total
+        moment = self.var * self.count + var * count
+        moment = moment + shift.square() * self.count * count / total
         self.mean.add_(shift * count / total)
         self.var.copy_(moment / total)
         self.count.copy_(total)
 
     def normalise(self, values: Tensor, limit: float = 10.0) -> Tensor:
-        return ((values - self.mean.to(values.dtype)) / self.std.to(values.dtype)).clamp(
-            -limit, limit
-        )
+        """Values as numbers of standard deviations from the mean, at most `limit` of them."""
+        mean = self.mean.to(values.dtype)
+        std = self.std.to(values.dtype)
+        return ((values - mean) / std).clamp(-limit, limit)

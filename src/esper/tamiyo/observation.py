@@ -1,6 +1,6 @@
-"""What the policy network sees:
+"""What the policy network sees: named features, scaled to about one.
 
-named features, scaled to about one. The lists are the layout and its only size.
+The tables of features below are the layout and its only size.
 """
 
 import math
@@ -18,12 +18,17 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo.policies import Reports
 from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
 
-UNKNOWN = -1.0  # Stands for "not measured" in features that are otherwise never negative.
-LARGEST = 5.0  # No feature is further from zero.
-_LONG, _STEEP, _DEEP = 20.0, 10.0, 3.0
-"""Epochs that count as long, a high greedy score of a few dozen channels, layers of the deepest
-built-in blueprint.
-"""
+UNKNOWN = -1.0
+"""Stands for "not measured" in features that are otherwise never negative."""
+
+LARGEST = 5.0
+"""No feature is further from zero."""
+
+_LONG = 20.0  # epochs that count as long
+_STEEP = 10.0  # a high greedy score of a few dozen channels
+_DEEP = 3.0  # layers of the deepest built-in blueprint
+_LEAST_RATIO = 0.01  # of a seed's gradients to its host's, at or below which they vanish
+_MOST_RATIO = 100.0  # at or above which they explode
 
 _LIFE = (
     SeedStage.GERMINATED,
@@ -33,8 +38,11 @@ _LIFE = (
     SeedStage.FOSSILIZED,
 )
 
-Base = Callable[[TrackedSignals, float], float]  # (signals, loss scale) -> feature
-Slot = Callable[[SeedStateReport, float], float]
+BaseFeature = Callable[[TrackedSignals, float], float]
+"""A feature of the host, from its signals and the loss scale."""
+
+SlotFeature = Callable[[SeedStateReport, float], float]
+"""A feature of one slot, from its report and the loss scale."""
 
 
 def _is_known(value: float | None) -> TypeGuard[float]:
@@ -52,18 +60,29 @@ def _change(value: float | None, scale: float) -> float:
 
 
 def _last_change(values: Sequence[float]) -> float | None:
+    """The newest value minus the one before it."""
     return values[-1] - values[-2] if len(values) > 1 else None
 
 
 def _share(value: float | None) -> float:
+    """A share as it is, as long as it is not far above one."""
     return min(value, 1.5) if _is_known(value) else UNKNOWN
 
 
 def _past(values: Sequence[float], ago: int) -> float | None:
+    """The value of so many epochs ago."""
     return values[-1 - ago] if ago < len(values) else None
 
 
-BASE_FEATURES: dict[str, Base] = {
+def _loss_ago(ago: int) -> BaseFeature:
+    return lambda signals, scale: _loss(_past(signals.losses, ago), scale)
+
+
+def _accuracy_ago(ago: int) -> BaseFeature:
+    return lambda signals, _: _share(_past(signals.accuracies, ago))
+
+
+BASE_FEATURES: dict[str, BaseFeature] = {
     "progress": lambda s, _: s.last.progress,
     "lr_share": lambda s, _: s.last.lr_share,
     "train_loss": lambda s, scale: _loss(s.last.train_loss, scale),
@@ -75,56 +94,72 @@ BASE_FEATURES: dict[str, Base] = {
     "plateau_epochs": lambda s, _: min(s.plateau_epochs / _LONG, 1.0),
     "best_accuracy": lambda s, _: _share(s.best_accuracy),
     "best_loss": lambda s, scale: _loss(s.best_loss, scale),
-    **{
-        f"held_out_loss_{ago}_ago": lambda s, scale, ago=ago: _loss(_past(s.losses, ago), scale)  # type: ignore[misc]
-        for ago in range(HISTORY)
-    },
-    **{
-        f"held_out_accuracy_{ago}_ago": lambda s, _, ago=ago: _share(_past(s.accuracies, ago))  # type: ignore[misc]
-        for ago in range(HISTORY)
-    },
+    **{f"held_out_loss_{ago}_ago": _loss_ago(ago) for ago in range(HISTORY)},
+    **{f"held_out_accuracy_{ago}_ago": _accuracy_ago(ago) for ago in range(HISTORY)},
     "params_share": lambda s, _: _share(s.last.params_share),
     "seeds_share": lambda s, _: _share(s.last.seeds_share),
 }
+"""Features of the host, in the order of the observation."""
 
-STATE_FEATURES: dict[str, Slot] = {
+
+def _stage(report: SeedStateReport) -> float:
+    """How far a seed has come, from 0 (nothing planted) to 1 (fossilized)."""
+    if report.stage not in _LIFE:
+        return 0.0
+    return (_LIFE.index(report.stage) + 1) / len(_LIFE)
+
+
+STATE_FEATURES: dict[str, SlotFeature] = {
     "occupied": lambda r, _: float(r.is_live),
-    "stage": lambda r, _: (_LIFE.index(r.stage) + 1) / len(_LIFE) if r.stage in _LIFE else 0.0,
+    "stage": lambda r, _: _stage(r),
     "alpha": lambda r, _: r.alpha,
     "contribution": lambda r, scale: _change(r.metrics.counterfactual_contribution, scale),
 }
+"""Where the seed of a slot stands."""
 
-BLUEPRINT_FEATURES: dict[str, Slot] = {
-    "relative_size": lambda r, _: min(
-        r.metrics.seed_param_count / max(r.metrics.host_param_count, 1), 2.0
-    ),
+BLUEPRINT_FEATURES: dict[str, SlotFeature] = {
+    "relative_size": lambda r, _: _relative_size(r),
     "spatial": lambda r, _: _traits(r).spatial,
     "attention_like": lambda r, _: _traits(r).attention_like,
     "normalising": lambda r, _: _traits(r).normalising,
     "depth": lambda r, _: min(_traits(r).depth / _DEEP, 2.0),
 }
+"""What the seed of a slot is."""
 
-TELEMETRY_FEATURES: dict[str, Slot] = {
+TELEMETRY_FEATURES: dict[str, SlotFeature] = {
     "gradient_norm": lambda r, _: _logarithm(r.metrics.seed_gradient_norm),
     "gradient_ratio": lambda r, _: _logarithm(r.metrics.seed_gradient_norm_ratio),
     "gradient_health": lambda r, _: _health(r.metrics.seed_gradient_norm_ratio),
-    "vanishing": lambda r, _: float(
-        _is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio <= 0.01
-    ),
-    "exploding": lambda r, _: float(
-        _is_known(ratio := r.metrics.seed_gradient_norm_ratio) and ratio >= 100.0
-    ),
+    "vanishing": lambda r, _: _is_vanishing(r.metrics.seed_gradient_norm_ratio),
+    "exploding": lambda r, _: _is_exploding(r.metrics.seed_gradient_norm_ratio),
     "epochs_in_stage": lambda r, _: min(r.epochs_in_stage / _LONG, 1.0),
     "seed_age": lambda r, _: min(r.seed_age_epochs / _LONG, 1.0),
     "contribution_error": lambda r, scale: _change(r.metrics.counterfactual_standard_error, scale),
     "contribution_measured": lambda r, _: float(r.is_measured),
     "greedy_score": lambda r, _: _logarithm(r.metrics.greedy_score, _STEEP),
 }
-_OF_THE_PLACE = ("greedy_score", "epochs_in_stage")
-"""Telemetry of the slot rather than of its seed: there with an empty slot too."""
+"""How the seed of a slot learns; a policy may be trained without these."""
+
+# Telemetry of the slot rather than of its seed: an empty slot has it too.
+_OF_THE_SLOT = ("greedy_score", "epochs_in_stage")
+
+
+def _relative_size(report: SeedStateReport) -> float:
+    """Parameters of the seed over those of the host, at most 2."""
+    metrics = report.metrics
+    return min(metrics.seed_param_count / max(metrics.host_param_count, 1), 2.0)
+
+
+def _is_vanishing(ratio: float | None) -> float:
+    return float(_is_known(ratio) and ratio <= _LEAST_RATIO)
+
+
+def _is_exploding(ratio: float | None) -> float:
+    return float(_is_known(ratio) and ratio >= _MOST_RATIO)
 
 
 def _traits(report: SeedStateReport) -> BlueprintTraits:
+    """What the blueprint of the seed is like."""
     return REGISTRY.get(report.kind, str(report.blueprint_id)).traits
 
 
@@ -137,20 +172,20 @@ def _health(ratio: float | None) -> float:
     """1 where seed and host move alike, 0 where one moves a hundred times as much as the other."""
     if not _is_known(ratio):
         return UNKNOWN
-    return 0.0 if ratio <= 0 else max(0.0, 1.0 - abs(math.log10(ratio)) / 2)
+    if ratio <= 0:
+        return 0.0
+    return max(0.0, 1.0 - abs(math.log10(ratio)) / 2)
 
 
 def feature_names(slots: SlotConfig, use_telemetry: bool = True) -> tuple[str, ...]:
     """Names of all features in the order of the observation."""
-    own = [
-        f"{slot}.{name}"
-        for slot in slots.slot_ids
-        for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)
-    ]
-    told = [
-        f"{slot}.{name}" for slot in slots.slot_ids for name in TELEMETRY_FEATURES if use_telemetry
-    ]
-    return (*BASE_FEATURES, *own, *told)
+    names = list(BASE_FEATURES)
+    for slot in slots.slot_ids:
+        names += [f"{slot}.{name}" for name in (*STATE_FEATURES, *BLUEPRINT_FEATURES)]
+    if use_telemetry:
+        for slot in slots.slot_ids:
+            names += [f"{slot}.{name}" for name in TELEMETRY_FEATURES]
+    return tuple(names)
 
 
 def signals_to_features(
@@ -165,20 +200,30 @@ def signals_to_features(
     What an empty slot cannot have is 0; what was not measured is flagged.
     """
     values = [feature(tracked, loss_scale) for feature in BASE_FEATURES.values()]
-    own, each = (
-        [reports[slot] for slot in slots.slot_ids],
-        (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values()),
-    )
-    for report in own:
-        values += [feature(report, loss_scale) if report.is_live else 0.0 for feature in each]
-    for report in own if use_telemetry else ():
-        there = TELEMETRY_FEATURES if report.is_live else _OF_THE_PLACE
-        told = (
-            feature(report, loss_scale) if name in there else 0.0
-            for name, feature in TELEMETRY_FEATURES.items()
-        )
-        values += told if report.is_live else (max(0.0, value) for value in told)
+    seed_features = (*STATE_FEATURES.values(), *BLUEPRINT_FEATURES.values())
+    for slot in slots.slot_ids:
+        report = reports[slot]
+        if report.is_live:
+            values += [feature(report, loss_scale) for feature in seed_features]
+        else:
+            values += [0.0] * len(seed_features)
+    if use_telemetry:
+        for slot in slots.slot_ids:
+            values += _telemetry_of(reports[slot], loss_scale)
     return np.clip(np.asarray(values, np.float32), -LARGEST, LARGEST)
+
+
+def _telemetry_of(report: SeedStateReport, loss_scale: float) -> list[float]:
+    """Telemetry of one slot; of an empty one only what is the slot's, and nothing is flagged."""
+    values = []
+    for name, feature in TELEMETRY_FEATURES.items():
+        if report.is_live:
+            values.append(feature(report, loss_scale))
+        elif name in _OF_THE_SLOT:
+            values.append(max(0.0, feature(report, loss_scale)))
+        else:
+            values.append(0.0)
+    return values
 
 
 def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> NDArray[np.float32]:
@@ -189,6 +234,8 @@ def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> ND
             raise SettingError(
                 "a tracker has nothing to show before its first epoch; call update(...) first."
             )
-        seen = tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale
-        rows.append(signals_to_features(*seen, use_telemetry))
+        row = signals_to_features(
+            tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale, use_telemetry
+        )
+        rows.append(row)
     return np.stack(rows)

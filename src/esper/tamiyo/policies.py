@@ -1,6 +1,6 @@
-"""What every policy is:
+"""What every policy is: a rule of thumb, applied to many hosts, or a trained network.
 
-rules of thumb lifted to many hosts, and a trained network. The rules are in `rules`.
+The rules themselves are in `rules`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,15 @@ from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import Choice
 from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.network import Hidden, RecurrentActorCritic
+from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.recurrence import Hidden
 
 Reports = Mapping[str, SeedStateReport]
-Actions = NDArray[np.int64]  # [N, 4]: op, slot, blueprint, blend
+"""What is known of each slot of one host."""
+
+Actions = NDArray[np.int64]
+"""[N, 4]: op, slot, blueprint, blend."""
+
 WAIT: Choice = (0, 0, 0, 0)
 
 
@@ -39,20 +44,25 @@ class Rule(Protocol):
 
     def choose(
         self, masks: Masks, reports: Reports, memory: dict[str, Any]
-    ) -> tuple[Choice, dict[str, Any]]: ...
+    ) -> tuple[Choice, dict[str, Any]]:
+        """The action for this host now, and what to remember.
+
+        `memory` is what the rule returned last, with `epoch` (decisions so far) and `host` (its
+        number among those decided about together).
+        """
 
 
 @dataclass(frozen=True)
 class RulePolicy:
-    """A rule applied to each host by itself, so that no host depends on who its neighbours are."""
+    """A rule applied to each host by itself, so that no host depends on its neighbours."""
 
     rule: Rule
 
     @property
     def is_plan(self) -> bool:
-        """Whether it may want several ops in one decision:
+        """Whether it may want several ops in one decision.
 
-        after each, `ask_again` until it waits.
+        After each op it is asked once more, with the memory of `ask_again`, until it waits.
         """
         return getattr(self.rule, "is_plan", False)
 
@@ -63,33 +73,33 @@ class RulePolicy:
         reports: Sequence[Reports],
         memory: list[dict[str, Any]] | None,
     ) -> tuple[Actions, list[dict[str, Any]]]:
+        """Actions [N, 4] and each host's memory; a rule that answers something else is refused."""
         memory = memory or [{"epoch": 0, "host": host} for host in range(len(reports))]
         actions = np.zeros((len(reports), 4), np.int64)
-        after = []
-        for host, (own_reports, own_memory) in enumerate(zip(reports, memory, strict=True)):
-            found = self.rule.choose(
-                {head: mask[host] for head, mask in masks.items()}, own_reports, own_memory
-            )
-            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        memory_after = []
+        for host, (reports_of_host, before) in enumerate(zip(reports, memory, strict=True)):
+            masks_of_host = {head: mask[host] for head, mask in masks.items()}
+            answer = self.rule.choose(masks_of_host, reports_of_host, before)
+            if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
                 name = type(self.rule).__name__
                 raise SettingError(
-                    f"{name}.choose gave {found!r}; return (op, slot, blueprint, blend), memory."
+                    f"{name}.choose gave {answer!r}; return (op, slot, blueprint, blend), memory."
                 )
-            actions[host], kept = found
-            kept = {key: value for key, value in kept.items() if key != "is_again"}
-            after.append({**kept, "epoch": own_memory["epoch"] + 1, "host": own_memory["host"]})
-        return actions, after
+            actions[host], remembered = answer
+            after = {key: value for key, value in remembered.items() if key != "is_again"}
+            memory_after.append({**after, "epoch": before["epoch"] + 1, "host": before["host"]})
+        return actions, memory_after
 
     @staticmethod
     def ask_again(memory: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The memory with which to ask about the same decision once more."""
-        return [{**own, "epoch": own["epoch"] - 1, "is_again": True} for own in memory]
+        return [{**of_host, "epoch": of_host["epoch"] - 1, "is_again": True} for of_host in memory]
 
 
 class NetworkPolicy:
-    """Decides for N hosts with a trained network:
+    """Decides for N hosts with a trained network.
 
-    the likeliest choices or, not `deterministic`, drawn from `seed`.
+    It takes the likeliest choices or, not `deterministic`, draws them from `seed`.
     """
 
     def __init__(
@@ -100,11 +110,9 @@ class NetworkPolicy:
         seed: int = 0,
         reads_telemetry: bool = True,
     ):
-        self.network, self.deterministic, self.reads_telemetry = (
-            network,
-            deterministic,
-            reads_telemetry,
-        )
+        self.network = network
+        self.deterministic = deterministic
+        self.reads_telemetry = reads_telemetry
         self.device = next(network.parameters()).device
         self.draws = torch.Generator(self.device).manual_seed(seed)
 
@@ -115,8 +123,9 @@ class NetworkPolicy:
         reports: object,
         memory: Hidden | None,
     ) -> tuple[Actions, Hidden]:
-        """Actions [N, 4] in the order of the heads; `memory` is None at the start of N fresh
-        episodes.
+        """Actions [N, 4] in the order of the heads, and the state of the network.
+
+        `memory` is None at the start of N fresh episodes.
         """
         if observation is None:
             raise SettingError(
@@ -124,21 +133,17 @@ class NetworkPolicy:
             )
         states = torch.as_tensor(observation, dtype=torch.float32, device=self.device)
         if states.dim() != 2 or states.shape[1] != self.network.state_dim:
-            found = (
-                f"observations are {tuple(states.shape)}, but this policy has "
-                f"{self.network.state_dim} features"
-            )
             raise SettingError(
-                f"{found}; use the slots and telemetry setting of its training "
-                f"(docs/checkpoints.md)."
+                f"observations are {tuple(states.shape)}, but this policy has "
+                f"{self.network.state_dim} features; use the slots and telemetry setting of its "
+                "training (docs/checkpoints.md)."
             )
-        on_device = {
+        masks_on_device = {
             name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()
         }
         with torch.no_grad():
-            choices, _, _, hidden = self.network.choose(
-                states, memory, on_device, self.deterministic, self.draws
+            decision = self.network.choose(
+                states, memory, masks_on_device, self.deterministic, self.draws
             )
-        return torch.stack(
-            [choices[name] for name in self.network.spec.names], -1
-        ).cpu().numpy(), hidden
+        actions = torch.stack([decision.choices[name] for name in self.network.spec.names], -1)
+        return actions.cpu().numpy(), decision.hidden

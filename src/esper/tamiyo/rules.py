@@ -254,8 +254,8 @@ class Sham:
     """All the events of growing without its capacity: a script played with the sham blueprint."""
 
     facts: HostFacts
-    script: Sequence[tuple[int, int, int]]
-    """(decision, op, slot), as `script_of` makes it from an arm's events"""
+    script: Sequence[ScriptedOp]
+    """as `script_of` makes it from an arm's events"""
     is_plan: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -267,14 +267,14 @@ class Sham:
         """The next op of the script that is due and possible."""
         done = memory.get("done", 0)
         while done < len(self.script):
-            decision, op, slot = self.script[done]
-            if decision > memory["epoch"]:
+            due = self.script[done]
+            if due.decision > memory["epoch"]:
                 break
             done += 1
-            if not (masks["op"][op] and masks["slot"][op, slot]):
+            if not (masks["op"][due.op] and masks["slot"][due.op, due.slot]):
                 continue  # the arm's seed ended by itself, and so did ours
-            blueprint = self.facts.space.blueprint_index(SHAM) if op == OP_GERMINATE else 0
-            return (op, slot, blueprint, 0), {**memory, "done": done}
+            blueprint = self.facts.space.blueprint_index(SHAM) if due.op == OP_GERMINATE else 0
+            return (due.op, due.slot, blueprint, 0), {**memory, "done": done}
         return WAIT, {**memory, "done": done}
 
 
@@ -288,8 +288,9 @@ _SCRIPTED_OPS = {
 
 
 def script_of(events: Sequence[Event], space: ActionSpace) -> list[ScriptedOp]:
-    """The ops that happened in an arm as a script for `Sham`; seeds that ended by themselves
-    included.
+    """The ops that happened in an arm as a script for `Sham`.
+
+    The ends of seeds that ended by themselves are in it.
     """
     script: dict[ScriptedOp, None] = {}  # each once, in order
     for event in events:
@@ -304,8 +305,9 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[ScriptedOp]:
 
 
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
-    """A policy for `esper.grow(policy=...)` that repeats an arm's events with the sham
-    blueprint.
+    """A policy that repeats an arm's events with the sham blueprint.
+
+    It is built for one host's facts, as `esper.grow(policy=...)` wants it.
     """
 
     def build(facts: HostFacts) -> RulePolicy:
@@ -315,8 +317,9 @@ def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
 
 
 def plain_sham(facts: HostFacts) -> Sham:
-    """All the events of growing without its capacity: one seed per slot, planted and kept one
-    after the other.
+    """All the events of growing without its capacity, with a script of its own.
+
+    One seed per slot, planted and kept one after the other.
     """
     script: list[ScriptedOp] = []
     for slot in range(facts.space.slots.num_slots):
@@ -330,16 +333,16 @@ def plain_sham(facts: HostFacts) -> Sham:
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Plant what computes most, where least has grown, one seed per decision. What becomes of a
-    seed is mechanical.
+    """Plant what computes most, where least has grown, one seed per decision.
 
-    Of the seeds that take at most `share` of the room left (if none does: of the smallest alone),
-    those in the slots with the fewest fossils count, and of these the one with the most FLOPs on an
-    example is planted; as a slot's first seed one that mixes positions, if there is one: in a text,
-    attention before an MLP. Ties: more parameters, the later slot, the first listed. A slot with
-    `copies` fossils is not copied again: on the task code, a network that was doubled once, early,
-    did better than one that continued to grow. Where the episode's length is known, only its first
-    part is for planting: a seed needs time and a high learning rate.
+    What becomes of a seed is mechanical. Of the seeds that take at most `share` of the room left
+    (if none does: of the smallest alone), those in the slots with the fewest fossils count, and of
+    these the one with the most FLOPs on an example is planted; as a slot's first seed one that
+    mixes positions, if there is one: in a text, attention before an MLP. Ties: more parameters, the
+    later slot, the first listed. A slot with `copies` fossils is not copied again: on the task
+    code, a network that was doubled once, early, did better than one that continued to grow. Where
+    the episode's length is known, only its first part is for planting: a seed needs time and a high
+    learning rate.
     """
 
     facts: HostFacts

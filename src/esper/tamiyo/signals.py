@@ -1,6 +1,6 @@
-"""What a policy remembers of one host's readings:
+"""What a policy remembers of one host's readings: history, records, plateaus.
 
-history, records, plateaus. Plain data; the encoding is elsewhere.
+Plain data; the encoding is in `observation`.
 """
 
 import math
@@ -14,8 +14,11 @@ from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 
-HISTORY = 5  # Held-out readings that are kept.
-_PROGRESS = 1e-3  # Part of the loss scale that counts as getting better.
+HISTORY = 5
+"""Held-out readings that are kept."""
+
+# Part of the loss scale that counts as getting better.
+_PROGRESS = 1e-3
 _MEASURED = ("train_loss", "held_out_loss", "train_accuracy", "held_out_accuracy")
 
 
@@ -46,9 +49,9 @@ class TrackedSignals:
 
 
 class SignalTracker:
-    """Follows one host:
+    """Follows one host: `update` once per epoch, and read `tracked`.
 
-    `update` once per epoch, `tracked` is what the observation reads; `loss_scale` is guessing.
+    `loss_scale` is the loss of random guessing.
     """
 
     def __init__(self, slots: SlotConfig, loss_scale: float):
@@ -56,7 +59,8 @@ class SignalTracker:
             raise SettingError(
                 f"loss_scale must be above 0, got {loss_scale}; give the loss of random guessing."
             )
-        self.slots, self.loss_scale = slots, loss_scale
+        self.slots = slots
+        self.loss_scale = loss_scale
         self.tracked: TrackedSignals | None = None
         self.reports: dict[str, SeedStateReport] = {}
 
@@ -67,45 +71,47 @@ class SignalTracker:
 
         NaN and Inf count as not measured.
         """
-        if missing := [slot for slot in self.slots.slot_ids if slot not in reports]:
+        missing = [slot for slot in self.slots.slot_ids if slot not in reports]
+        if missing:
             raise SettingError(
                 f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot."
             )
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
-        # what broke tells nothing: one NaN would stay in the best values for the rest of an episode
-        broken: dict[str, Any] = {
-            name: None for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)
-        }
-        signals = replace(signals, **broken)
+        # what broke says nothing: one NaN would stay in the best values for the rest of an episode
+        broken = [name for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)]
+        unmeasured: dict[str, Any] = dict.fromkeys(broken)
+        signals = replace(signals, **unmeasured)
         self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
         return self.tracked
 
     def _follow(self, before: TrackedSignals, signals: EpochSignals) -> TrackedSignals:
-        loss, accuracy = signals.held_out_loss, signals.held_out_accuracy
+        """History and records after one more epoch."""
         after = replace(before, last=signals)
+        loss = signals.held_out_loss
         if loss is not None:
-            is_better = (
-                before.best_loss is None or loss < before.best_loss - _PROGRESS * self.loss_scale
-            )
-            least = loss if before.best_loss is None else min(loss, before.best_loss)
-            plateau = 0 if is_better else before.plateau_epochs + 1
+            best_loss = math.inf if before.best_loss is None else before.best_loss
+            is_better = loss < best_loss - _PROGRESS * self.loss_scale
             after = replace(
                 after,
                 losses=(*before.losses, loss)[-HISTORY:],
-                best_loss=least,
-                plateau_epochs=plateau,
+                best_loss=min(loss, best_loss),
+                plateau_epochs=0 if is_better else before.plateau_epochs + 1,
             )
+        accuracy = signals.held_out_accuracy
         if accuracy is not None:
-            best = accuracy if before.best_accuracy is None else max(accuracy, before.best_accuracy)
+            best_accuracy = -math.inf if before.best_accuracy is None else before.best_accuracy
             after = replace(
-                after, accuracies=(*before.accuracies, accuracy)[-HISTORY:], best_accuracy=best
+                after,
+                accuracies=(*before.accuracies, accuracy)[-HISTORY:],
+                best_accuracy=max(accuracy, best_accuracy),
             )
         return after
 
     def state(self) -> dict[str, Any] | None:
-        """What has been seen, ready for JSON; the reports come anew with the next epoch."""
+        """What has been seen, ready for JSON; the next epoch brings new reports."""
         return None if self.tracked is None else asdict(self.tracked)
 
     def load(self, state: dict[str, Any] | None) -> Self:
+        """Continue with what `state` had seen."""
         self.tracked = None if state is None else TypeAdapter(TrackedSignals).validate_python(state)
         return self

@@ -39,7 +39,8 @@ from esper.storage.files import write_durably
 from esper.storage.store import fitting
 from esper.tamiyo.distributions import at_least_single
 from esper.tamiyo.heads import openings
-from esper.tamiyo.network import Hidden, RecurrentActorCritic
+from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.recurrence import Hidden
 from esper.tamiyo.policy_files import (
     FORMAT,
     NETWORK,

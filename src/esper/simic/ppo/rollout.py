@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from esper.tamiyo.heads import HeadSpec
-from esper.tamiyo.network import Hidden, PerHead
+from esper.tamiyo.network import PerHead
+from esper.tamiyo.recurrence import Hidden
 from esper.tamiyo.normalising import Pool
 
 
