@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dashboard.generated import as_lines, folded, plain, play_ppo, runs
 from epoch_records import grown_epoch, taught_epoch
-from esper.dashboard.view import LOG_LINES, RunView, Series
+from esper.dashboard.series import Series
+from esper.dashboard.view import LOG_LINES, RunView
 from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,

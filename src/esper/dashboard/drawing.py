@@ -16,7 +16,8 @@ from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
 from esper.dashboard.reader import RunSummary
-from esper.dashboard.view import Episode, LogLine, RunView, Series
+from esper.dashboard.series import Series
+from esper.dashboard.view import Episode, LogLine, RunView
 from esper.leyline.errors import printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock, format_gain
