@@ -175,7 +175,7 @@ def test_the_demo_stops_when_it_is_asked_to(capsys, monkeypatch, quick_digits):
     monkeypatch.setattr(running, "stop_on_signals", lambda: nullcontext(lambda: True))
     code, out, _ = call(capsys, "demo", "--epochs", "8")
     assert code == 130
-    assert "Go on with: esper run --out runs/demo/never --resume" in out
+    assert "Continue with: esper run --out runs/demo/never --resume" in out
     assert arms_in(out) == []
 
 

@@ -19,12 +19,14 @@ import torch
 from cases import with_slow
 from cli.test_cli import call
 from esper.cli import main
+from esper.cli.run import describe_start
 from esper.kasmina.hosts import build_cnn_host
 from esper.runtime.config import TaskConfig
 from esper.runtime.population import Population
 from esper.runtime.tasks.data import load_blobs
 from esper.runtime.tasks.registry import TASKS
 from esper.storage import runfolder
+from esper.trials.config import RunConfig
 from kasmina.test_exporting import rebuilt_elsewhere
 from runtime.episodes import IMAGES
 from simic.tiny_runs import Forked, Ticks, events_of, kill_self, manifest_of
@@ -152,7 +154,9 @@ def test_a_signal_ends_after_the_epoch_and_the_run_goes_on_as_if_nothing_was(
     epochs = manifest_of(out)["checkpoints"][-1]["epoch"] + 1
     assert 1 < epochs < EPOCHS
     last = said.splitlines()[-1]
-    assert last == f"stopped; {epochs} epochs are saved. Go on with: esper run --out {out} --resume"
+    assert (
+        last == f"stopped; {epochs} epochs are saved. Continue with: esper run --out {out} --resume"
+    )
     assert {event["epoch"] for event in events_of(out)} == set(range(1, epochs + 1))
     code, _, err = Forked(tmp_path / "child", last.split("esper ")[1].split()).wait()
     assert (code, err) == (0, "")
@@ -203,6 +207,26 @@ def test_a_run_prints_where_hosts_are_what_happens_and_a_table(capsys, monkeypat
     assert sum("│ heuristic " in line for line in out.splitlines()) == 2
 
 
+def training_of(**task):
+    return describe_start(RunConfig.of({"task": {"name": "blobs", **task}}))["training"]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_felt"),
+    [
+        ({"batch": 8}, True),
+        ({"epochs": 3}, True),
+        ({"clock": "compute", "decay": 0.5}, True),
+        ({"budget": 9.0}, False),
+        ({"slots": ["r0c1"]}, False),
+        ({"lengths": {"ramp": 2}}, False),
+    ],
+)
+def test_a_run_notes_what_a_host_feels_that_never_grows(change, is_felt):
+    """By that note the screens know which control a run may be held against."""
+    assert (training_of(**change) != training_of()) == is_felt
+
+
 def test_every_option_reaches_the_run(capsys, tmp_path):
     options = (
         "--epochs 2 --budget 9 --max-seeds 1 --seed 4 --slots r0c1 --amp bf16 "
@@ -234,6 +258,7 @@ def test_every_option_reaches_the_run(capsys, tmp_path):
         "slots": ["r0c1"],
     }
     assert found.pop("task") == TaskConfig.of(given).model_dump(mode="json")
+    assert found.pop("training")
     assert found == {
         "command": "run",
         "policy": "random",

@@ -11,18 +11,9 @@ import pytest
 
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run, seed_events
 from esper.dashboard import payload
-from esper.dashboard.payload import (
-    Sent,
-    arms_of,
-    curves,
-    encode,
-    episode_data,
-    header,
-    news,
-    plain,
-    standings,
-)
+from esper.dashboard.payload import Sent, curves, encode, episode_data, header, news, plain
 from esper.dashboard.reader import RunReader
+from esper.dashboard.standings import arms_of, standings
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 
@@ -213,6 +204,16 @@ def test_a_control_that_was_trained_otherwise_is_none(tmp_path):
     never = grow_run(tmp_path / "never", "never", task={"name": "digits", "epochs": 6, "batch": 8})
     rows = standings_of(never, grow_run(tmp_path / "grown"))
     assert [row["gain"] for row in rows] == [None, None]
+
+
+def test_a_control_of_another_folder_is_none_where_the_training_is_not_recorded(tmp_path):
+    never = grow_run(tmp_path / "never", "never")
+    grown = grow_run(tmp_path / "grown")
+    for folder in (never, grown):
+        config = json.loads((folder / "config.json").read_text())
+        del config["training"]
+        (folder / "config.json").write_text(json.dumps(config))
+    assert [row["gain"] for row in standings_of(never, grown)] == [None, None]
 
 
 def test_a_taught_policy_is_compared_with_each_episode_s_twin(tmp_path):

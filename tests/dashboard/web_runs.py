@@ -4,6 +4,7 @@ import json
 
 from epoch_records import grown_epoch as told_epoch
 from epoch_records import taught_epoch
+from esper.runtime.tasks.task import training_fields
 from esper.telemetry.events import (
     ActionTaken,
     AnomalyFound,
@@ -98,11 +99,10 @@ def config_of(kind, **changes):
         "deterministic": False,
         **changes,
     }
-    return (
-        {"command": "run", "policy": "heuristic", **config}
-        if kind == "run"
-        else {"rounds": 2, **config}
-    )
+    if kind == "ppo":
+        return {"rounds": 2, **config}
+    training = json.dumps([config["task"].get(name) for name in training_fields()])
+    return {"command": "run", "policy": "heuristic", "training": training, **config}
 
 
 def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **changes):

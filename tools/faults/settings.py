@@ -377,7 +377,7 @@ def _ended(given, place):
     code = os.waitstatus_to_exitcode(done[1])
     said = process.err.read_text(errors="replace")
     if code == 0 or (
-        code == 130 and "Go on with" in process.out.read_text(errors="replace")
+        code == 130 and "Continue with" in process.out.read_text(errors="replace")
     ):  # a short time limit
         return WORKS
     if code != 2 or "Traceback" in said:

@@ -69,7 +69,7 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
             with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
                 results = summarise(config, Comparison(config, tell, should_stop, splits).run())
         except Stopped:
-            tell(f"stopped; finished arms are kept. Go on with: {way_on('compare', config.out)}")
+            tell(f"stopped; finished arms are kept. Continue with: {way_on('compare', config.out)}")
             return None
         results |= {"corpus": splits.corpus}
         runfolder.write_json(config.out / runfolder.RESULTS, results)

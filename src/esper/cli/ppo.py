@@ -63,7 +63,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                 train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **asks)
         except InterruptedTraining as stop:
             teller(console)(
-                f"stopped; {stop.rounds} whole rounds are saved. Go on with: "
+                f"stopped; {stop.rounds} whole rounds are saved. Continue with: "
                 f"{way_on('ppo', own.out)}"
             )
             return False

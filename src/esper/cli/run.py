@@ -1,13 +1,13 @@
-"""`esper run` and `esper export`:
+"""`esper run` and `esper export`: a policy on built-in tasks, and the network that it leaves.
 
-a policy on built-in tasks, and the network that it leaves. The loop is elsewhere.
+The loop is elsewhere.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -18,8 +18,10 @@ from esper.cli.session import assemble, read_started, stop_on_signals, teller, w
 from esper.kasmina.exporting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
+from esper.runtime.tasks.task import training_fields
 from esper.storage import runfolder
 from esper.storage.files import copy_files, digest
+from esper.storage.store import digest_json
 from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
@@ -40,6 +42,7 @@ OPTIONS = {**options_of("policy", "hosts"), **HOSTS}
 
 
 def play(asked: Asked) -> None:
+    """Run what a command line asks for, and print a result per host."""
     config = assemble(asked, "run", RunConfig, may_change=("data_root", "telemetry.track"))
     results = run_policy(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:
@@ -51,75 +54,120 @@ def play(asked: Asked) -> None:
 
 
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
-    """Run the policy in `config.out`; a result per host, or None if somebody stopped it."""
+    """Run the policy in `config.out`; a result per host, or None if the run was stopped."""
     require_trackers(config.telemetry.track)
-    say, level = teller(console), TelemetryConfig(config.telemetry.level)
-    values = {"command": "run", **config.settled().model_dump(mode="json")}
-    if not isinstance(parse(config.policy), Rule) and Path(config.policy).is_file():
-        values["files"] = {config.policy: digest(Path(config.policy).resolve())}
-    places = map_hosts(config.hosts, parse_devices(config.devices))
+    say = teller(console)
+    start = describe_start(config)
+    devices = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out, fresh=not resume):
-        say(f"{config.policy} on {describe_map(places)}")
-
-        def watch(epoch: int, events: Sequence[Event]) -> None:
-            for event in events:
-                match event:
-                    case (
-                        ActionTaken()
-                        | FossilJudged()
-                        | HostRolledBack()
-                        | StageChanged(after="CULLED")
-                    ):
-                        say(f"  host {event.host}, {event}")
-
+        say(f"{config.policy} on {describe_map(devices)}")
         try:
             with (
-                runfolder.begun(config.out, values),
+                runfolder.begun(config.out, start),
                 TrackingSink(
-                    config.out / runfolder.EVENTS, level, config.telemetry.track, values
+                    config.out / runfolder.EVENTS,
+                    TelemetryConfig(config.telemetry.level),
+                    config.telemetry.track,
+                    start,
                 ) as sink,
                 stop_on_signals() as should_stop,
             ):
                 results = run_hosts(
-                    config, sink=sink, resume=resume, watch=watch, should_stop=should_stop, say=say
+                    config,
+                    sink=sink,
+                    resume=resume,
+                    watch=_watcher(say),
+                    should_stop=should_stop,
+                    say=say,
                 )
         except Stopped as stop:
-            say(f"stopped; {stop.epochs} epochs are saved. Go on with: {way_on('run', config.out)}")
+            call = way_on("run", config.out)
+            say(f"stopped; {stop.epochs} epochs are saved. Continue with: {call}")
             return None
-        homes = [runfolder.network_folder(config.out, host) for host in range(config.hosts)]
-        networks = [{name: digest(place / name) for name in (SOURCE, WEIGHTS)} for place in homes]
-        values = {"results": [asdict(result) for result in results], "networks": networks}
-        runfolder.write_json(config.out / runfolder.RESULTS, values)
+        runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
 
 
+def describe_start(config: RunConfig) -> dict[str, Any]:
+    """Return what the run folder notes of a start: the settings, and what they depend on.
+
+    `training` is equal in two runs where hosts that never grow would be trained alike. Screens
+    pair runs with their controls by it.
+    """
+    settings = config.settled().model_dump(mode="json")
+    task = settings["task"]
+    felt = {name: task[name] for name in training_fields() if name in task}
+    start = {"command": "run", **settings, "training": digest_json(felt)}
+    checkpoint = Path(config.policy)
+    if not isinstance(parse(config.policy), Rule) and checkpoint.is_file():
+        start["files"] = {config.policy: digest(checkpoint.resolve())}
+    return start
+
+
+def _describe_end(config: RunConfig, results: Sequence[ArmFinished]) -> dict[str, Any]:
+    """Return the results, and the digests of the network that each host leaves."""
+    networks = []
+    for host in range(config.hosts):
+        folder = runfolder.network_folder(config.out, host)
+        networks.append({name: digest(folder / name) for name in (SOURCE, WEIGHTS)})
+    return {"results": [asdict(result) for result in results], "networks": networks}
+
+
+def _watcher(say: Callable[[str], None]) -> Callable[[int, Sequence[Event]], None]:
+    """Return what prints the events of an epoch that a user wants to see."""
+
+    def watch(epoch: int, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case (
+                    ActionTaken() | FossilJudged() | HostRolledBack() | StageChanged(after="CULLED")
+                ):
+                    say(f"  host {event.host}, {event}")
+
+    return watch
+
+
+class _Best(NamedTuple):
+    """The host with the best held-out accuracy, its result, and the digests of its network."""
+
+    host: int
+    result: dict[str, Any]
+    digests: dict[str, str]
+
+
 def export_run(run: Path, folder: Path) -> dict[str, Any]:
-    """Copy the best network that a finished `esper run` left, by held-out accuracy; returns its
-    result.
+    """Copy the best network that a finished `esper run` left, and return its result.
+
+    The best is the one with the highest held-out accuracy.
     """
     read_started(run, "run")
     runfolder.require_plain(run)
-    path = run / runfolder.RESULTS
-    if not path.is_file():
-        raise SaveError(
-            f"{run} has no results: its episodes are not over. Finish: esper run "
-            f"--out {run} --resume"
-        )
-    try:
-        found = runfolder.read_json(path)
-        results: list[dict[str, Any]] = found["results"]
-        best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
-        digests = {name: str(found["networks"][best][name]) for name in (SOURCE, WEIGHTS)}
-    except (OSError, ValueError, LookupError, TypeError) as problem:
-        raise SaveError(
-            f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume"
-        ) from problem
+    best = _read_best(run)
     if folder.exists():
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:
-        copy_files(runfolder.network_folder(run, best), folder, digests)
+        copy_files(runfolder.network_folder(run, best.host), folder, best.digests)
     except SaveError as problem:
         raise SaveError(
             f"cannot export to {folder}: {problem} Again: esper run --out {run} --resume"
         ) from problem
-    return results[best]
+    return best.result
+
+
+def _read_best(run: Path) -> _Best:
+    path = run / runfolder.RESULTS
+    if not path.is_file():
+        raise SaveError(
+            f"{run} has no results: its episodes are not over. "
+            f"Finish: esper run --out {run} --resume"
+        )
+    try:
+        end = runfolder.read_json(path)
+        results: list[dict[str, Any]] = end["results"]
+        best = max(range(len(results)), key=lambda host: results[host]["validation_accuracy"])
+        digests = {name: str(end["networks"][best][name]) for name in (SOURCE, WEIGHTS)}
+        return _Best(host=best, result=results[best], digests=digests)
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise SaveError(
+            f"{path} is damaged ({problem}). Rewrite it: esper run --out {run} --resume"
+        ) from problem

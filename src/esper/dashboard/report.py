@@ -14,17 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.payload import (
-    arms_of,
-    curves,
-    encode,
-    episode_data,
-    header,
-    plain,
-    rest,
-    standings,
-)
+from esper.dashboard.payload import curves, encode, episode_data, header, plain, rest
 from esper.dashboard.reader import RunReader, is_run, open_run
+from esper.dashboard.standings import arms_of, standings
 from esper.leyline.errors import SaveError
 from esper.storage.files import write_durably
 from esper.storage.runfolder import GARDEN_COMMAND

@@ -17,18 +17,9 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esper.dashboard.payload import (
-    Arm,
-    Sent,
-    arms_of,
-    curves,
-    encode,
-    episode_data,
-    header,
-    news,
-    standings,
-)
+from esper.dashboard.payload import Sent, curves, encode, episode_data, header, news
 from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
+from esper.dashboard.standings import Arm, arms_of, standings
 from esper.leyline.errors import EsperError, SettingError
 
 try:
