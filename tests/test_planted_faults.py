@@ -1,6 +1,6 @@
-"""The tests that matter are seen failing:
+"""The tests that matter are seen failing.
 
-each planted fault, in a copy of the sources, must be caught by its test.
+Each planted fault, in a copy of the sources, must be caught by its test.
 """
 
 import compileall
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import compute, evidence, growing, learning, loops, trust, updates
+from planted_faults import evidence, growing, learning, loops, trust, updates
+from planted_faults.planting import plant
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(esper.__file__).parent
@@ -23,7 +24,6 @@ FAULTS = [
     *evidence.FAULTS,
     *growing.FAULTS,
     *loops.FAULTS,
-    *compute.FAULTS,
     *trust.FAULTS,
 ]
 PASSED, FAILED = 0, 1
@@ -31,9 +31,9 @@ PASSED, FAILED = 0, 1
 
 @pytest.fixture(scope="session")
 def copied(tmp_path_factory):
-    """One copy for all faults of this process, compiled once:
+    """One copy for all faults of this process.
 
-    a run on it compiles only the file with the fault.
+    It is compiled once: a run on it compiles only the file with the fault.
     """
     folder = tmp_path_factory.mktemp("sources")
     shutil.copytree(PACKAGE, folder / "esper", ignore=shutil.ignore_patterns("__pycache__"))
@@ -45,11 +45,10 @@ def copied(tmp_path_factory):
 def planted(fault, copied):
     """The copy with this fault in it, and without it again afterwards."""
     broken = copied / "esper" / fault.file
-    broken.write_text(broken.read_text().replace(fault.old, fault.new))
+    broken.write_text(plant(broken.read_text(), fault.function, fault.old, fault.new))
     yield copied
-    shutil.copy2(
-        PACKAGE / fault.file, broken
-    )  # with its old time, so that the compiled file is valid again
+    # with its old time, so that the compiled file is valid again
+    shutil.copy2(PACKAGE / fault.file, broken)
 
 
 def run(source, tests):
@@ -76,14 +75,54 @@ def run(source, tests):
     return done.returncode, done.stdout + done.stderr
 
 
+SOURCE = """
+def outer(x):
+    if x > 1:  # a comment
+        # another
+        call(x,
+             'a')
+    return [x, y]
+
+class Thing:
+    def outer(self):
+        x = 1
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "expected"),
+    [
+        ("outer", 'call(x, "a")', "pass", "        pass\n"),
+        ("outer", "[x, y]", "[y]", "    return ([y])\n"),
+        ("outer", "if x > 1:\n    ...", "if x:\n    ...", "    if x:\n        call(x,\n"),
+        ("Thing.outer", "x = 1\nreturn x", "return 2", "        return 2\n"),
+        ("", "y", "z", "    return [x, (z)]\n"),
+    ],
+)
+def test_code_is_found_by_its_syntax_in_its_function(function, old, new, expected):
+    planted = plant(SOURCE, function, old, new)
+    assert expected in planted
+    assert expected not in SOURCE
+
+
+@pytest.mark.parametrize(
+    ("function", "old"), [("outer", "x"), ("Thing.outer", "[x, y]"), ("missing", "x > 1")]
+)
+def test_code_that_does_not_stand_there_once_is_an_error(function, old):
+    with pytest.raises(LookupError, match=r"times in"):
+        plant(SOURCE, function, old, "pass")
+
+
 def test_every_fault_has_a_phrase_of_its_own():
     assert len({fault.phrase for fault in FAULTS}) == len(FAULTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.phrase)
-def test_the_text_of_a_fault_is_in_its_file_once(fault):
-    assert (PACKAGE / fault.file).read_text().count(fault.old) == 1
+def test_the_code_of_a_fault_stands_once_in_its_function(fault):
+    source = (PACKAGE / fault.file).read_text()
+    assert plant(source, fault.function, fault.old, fault.new) != source
 
 
 @pytest.mark.slow
