@@ -143,7 +143,7 @@ def test_a_link_in_place_of_a_tensor_file_is_refused(save):
 def test_a_newer_format_is_refused_by_its_number(save):
     whole = json.loads((save / "manifest.json").read_text())
     (save / "manifest.json").write_text(json.dumps({**whole, "format": 99}))
-    refuse(save, SaveError, "has format 99, .* reads format 2")
+    refuse(save, SaveError, "has format 99, .* reads format 3")
 
 
 def test_a_garden_of_the_first_format_is_refused_in_one_line_and_not_written_over(tmp_path):
@@ -158,7 +158,7 @@ def test_a_garden_of_the_first_format_is_refused_in_one_line_and_not_written_ove
     text = json.dumps(body, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     (tmp_path / "manifest.json").write_text(json.dumps({"sha256": digest, "body": body}, indent=1))
-    refuse(tmp_path, SaveError, "^[^\n]* format 1, [^\n]*reads format 2[^\n]*$")
+    refuse(tmp_path, SaveError, "^[^\n]* format 1, [^\n]*reads format 3[^\n]*$")
     before = contents(tmp_path)
     with pytest.raises(SaveError, match="format 1"):
         grow_cnn().save(tmp_path)

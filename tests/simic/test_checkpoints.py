@@ -391,7 +391,7 @@ def test_a_run_of_the_first_format_is_refused_in_one_line(learned, history):
     (history.folder / runfolder.MANIFEST).write_text(json.dumps(values))
     agent, again = reopen(learned, history)
     for refused in (lambda: again.resume(agent), lambda: again.save(agent, 1, 0.0)):
-        with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 2[^\n]*$"):
+        with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 3[^\n]*$"):
             refused()
     assert json.loads((history.folder / runfolder.MANIFEST).read_text()) == values
 

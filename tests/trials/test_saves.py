@@ -311,7 +311,7 @@ def test_a_run_of_the_first_format_is_refused_in_one_line(tmp_path):
     own, config = saved(tmp_path)
     entry = {"file": "epoch-000000", "epoch": 0, "sha256": "0" * 64}
     (config.out / runfolder.MANIFEST).write_text(json.dumps({"format": 1, "checkpoints": [entry]}))
-    with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 2[^\n]*$"):
+    with pytest.raises(SaveError, match=r"^[^\n]*format 1, [^\n]*reads format 3[^\n]*$"):
         own.restore()
 
 

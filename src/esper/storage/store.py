@@ -21,7 +21,7 @@ from esper.leyline.errors import EsperError, SaveError, complain
 from esper.storage import files as disk
 from esper.storage.files import Content
 
-FORMAT = 2
+FORMAT = 3
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 Plain = dict[str, Any]
 
