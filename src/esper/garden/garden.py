@@ -29,13 +29,12 @@ from esper.garden.measuring import Evaluate, Evaluation
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
 from esper.kasmina.exporting import export_network
-from esper.kasmina.fitting import refuse_wrapped
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.optimizer_saving import OptimizerSnapshot
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.probing import buffers_kept
+from esper.kasmina.probing import buffers_kept, refuse_wrapped
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import restore_network, save_network
 from esper.leyline.errors import MeasurementError, OptimizerError, SettingError

@@ -9,10 +9,10 @@ from torch import nn
 from esper.garden import keeping, processes
 from esper.garden.garden import Garden
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.fitting import refuse_wrapped, total_budget
+from esper.kasmina.fitting import total_budget
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.probing import Example, Place, choose_places, find_places
+from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
 from esper.kasmina.saving import load_network
 from esper.kasmina.slot import remove_slots
 from esper.leyline.errors import HostError, SettingError, UnknownNameError

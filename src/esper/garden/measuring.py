@@ -95,8 +95,7 @@ class Evaluation:
 
     def slots_at(self, stage: SeedStage) -> list[SeedSlot]:
         """Slots whose seed is at this stage, in order."""
-        slots = map(self.model.slot, self.model.slot_config.slot_ids)
-        return [slot for slot in slots if slot.state.stage is stage]
+        return [slot for slot in self.model.ordered_slots if slot.state.stage is stage]
 
     def losses(self, evaluate: Evaluate, is_base: bool = False) -> Losses:
         """Losses of all processes' examples; those that every process measured count once."""

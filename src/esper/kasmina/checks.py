@@ -10,9 +10,9 @@ from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM, Blueprint, Shape
 from esper.kasmina.copies.copying import Copy, Site
-from esper.kasmina.fitting import probe_deviation, refuse_mispriced
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.newborns import probe_deviation, refuse_mispriced
 from esper.kasmina.probing import Example, call_with, undisturbed
 from esper.kasmina.randomness import own_randomness
 from esper.leyline.errors import BlueprintError, HostError

@@ -1,4 +1,4 @@
-"""Fits slots to a host, once, when it is wrapped: sites, shapes, prices, limits, newborn seeds.
+"""Fits slots to a host, once, when it is wrapped: sites, shapes, prices, limits.
 
 Nothing here changes the host. FLOPs are counted in `pricing`.
 """
@@ -7,25 +7,22 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed, BlueprintCost
-from esper.kasmina.copies.copying import Copy, Site
+from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, BlueprintCost
+from esper.kasmina.copies.copying import Site
 from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.pricing import BackwardFlops
-from esper.kasmina.probing import Example, Place, find_places, find_wrapper
+from esper.kasmina.probing import Example, Place, find_places
 from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
 from esper.leyline.errors import (
-    BlueprintError,
     BlueprintMismatchError,
     HostError,
     SettingError,
     UnknownNameError,
 )
 from esper.leyline.factored_actions import ActionSpace
-from esper.leyline.gates import GateEvidence, shape_gate
 from esper.leyline.slots import SlotConfig
 
 Prices = dict[tuple[str, str, str], int]
@@ -189,17 +186,6 @@ def price_copies(
     return now
 
 
-def refuse_wrapped(model: nn.Module) -> None:
-    """Refuse a wrapped model: a wrapper's buckets or shards do not follow seeds."""
-    wrapper = find_wrapper(model)
-    if wrapper not in (None, "OptimizedModule"):
-        raise HostError(
-            f"this model holds a {wrapper}, which would not know of seeds that are planted later. "
-            f"Grow the plain model and train DistributedDataParallel(garden.model); what has to be "
-            f"sharded is garden.harvest()."
-        )
-
-
 def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     """A budget as a number of parameters: a float is a multiple of what the model has."""
     if budget is None:
@@ -239,45 +225,3 @@ def refuse_limits(
             f"{host_params:,}, and the smallest seed ({name} in {slot_id}) needs {smallest:,}. "
             f"Raise the budget to at least {least:,}."
         )
-
-
-def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
-    """Refuse a seed that is not what its blueprint was priced for: it could break the budget."""
-    counted = count_parameters(seed)
-    if counted != price:
-        raise BlueprintError(
-            f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built "
-            f"{counted:,}. It must build the same modules every time; register it before wrapping."
-        )
-
-
-def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float:
-    """How far a newborn seed moves random features; a seed that changes their shape is refused."""
-    with torch.no_grad():
-        grown = seed(features)
-    before = tuple(features.shape)
-    after = tuple(grown.shape)
-    if after != before:
-        raise BlueprintError(
-            f"{blueprint_id!r} turns shape {before} into {after}; a seed must keep it."
-        )
-    return float((grown - features).abs().max())
-
-
-def judge_newborn(
-    slot: SeedSlot, seed: AnySeed, probe: Tensor, blueprint_id: str, *, is_zero: bool
-) -> GateEvidence:
-    """G0 of a newborn seed, whose scale `is_zero` or not; a seed that fails is refused."""
-    if isinstance(seed, Copy):
-        # it was run on the example when the host was wrapped: it needs its original's arguments
-        must_be_identity = blueprint_id == COPY_ZERO
-        deviation = 0.0 if must_be_identity else slot.inheritance.deviation
-    else:
-        must_be_identity = is_zero
-        deviation = probe_deviation(seed, probe, blueprint_id)
-    evidence = shape_gate(deviation, must_be_identity)
-    if not evidence.passed:
-        raise BlueprintError(
-            f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
-        )
-    return evidence

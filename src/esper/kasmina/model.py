@@ -16,11 +16,17 @@ from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies.copying import Copy, Site, copied_next
 from esper.kasmina.copies.membership import source_name
 from esper.kasmina.copies.originals import pair_originals
-from esper.kasmina.newborns import build_newborn, require_optimizer
+from esper.kasmina.newborns import (
+    build_newborn,
+    judge_newborn,
+    refuse_mispriced,
+    require_optimizer,
+)
 from esper.kasmina.optimiser import OptimizerLink, link_optimizers
 from esper.kasmina.probing import batch_size
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters, seed_size
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import (
     OP_CULL,
     OP_FOSSILIZE,
@@ -88,6 +94,7 @@ class MorphogeneticModel(nn.Module):
             host, self.slot_config, example, self.settings.kinds, blueprints or ()
         )
         self.slots = nn.ModuleDict(slot_by_id)
+        self._slot_by_id = dict(slot_by_id)
         # in the order in which the host runs them
         self.ordered_slots = [slot_by_id[slot_id] for slot_id in self.slot_config.slot_ids]
         kinds = [slot.kind for slot in self.ordered_slots]
@@ -156,8 +163,8 @@ class MorphogeneticModel(nn.Module):
         with own_randomness(self.settings.seed, self.births):
             seed = self.build_seed(slot_id, blueprint_id, blend_id == "gated", scale)
             probe = torch.randn(2, *slot.feature_shape)
-        fitting.refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
-        evidence = fitting.judge_newborn(
+        refuse_mispriced(seed, blueprint_id, self.costs[slot_id, blueprint_id, blend_id])
+        evidence = judge_newborn(
             slot, seed, probe.to(slot.alpha), blueprint_id, is_zero=scale == 0.0
         )
         self.births += 1
@@ -399,7 +406,10 @@ class MorphogeneticModel(nn.Module):
 
     def slot(self, slot_id: str) -> SeedSlot:
         """The slot of this id; an unknown id is refused."""
-        return self.ordered_slots[self.slot_config.index_for_slot_id(slot_id)]
+        slot = self._slot_by_id.get(slot_id)
+        if slot is None:
+            raise UnknownNameError("slot", slot_id, self.slot_config.slot_ids)
+        return slot
 
     def site(self, slot_id: str) -> nn.Module:
         """The host's module whose output the slot sits on."""

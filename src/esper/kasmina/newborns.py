@@ -1,14 +1,15 @@
-"""Builds newborn seeds, and refuses those that could never learn. Nothing is planted here."""
+"""Builds and judges newborn seeds, and refuses those that could never learn; plants nothing."""
 
 from collections.abc import Container
 
+import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import REGISTRY, AnySeed
+from esper.kasmina.blueprints import COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies.copying import Copy, Site
-from esper.kasmina.slot import SeedSlot, remove_slots
-from esper.leyline.errors import OptimizerError
-from esper.leyline.gates import optimizer_gate
+from esper.kasmina.slot import SeedSlot, count_parameters, remove_slots
+from esper.leyline.errors import BlueprintError, OptimizerError
+from esper.leyline.gates import GateEvidence, optimizer_gate, shape_gate
 
 
 def build_newborn(
@@ -34,6 +35,48 @@ def build_newborn(
     if seed.gate is not None:
         seed.gate.to(like)
     return seed
+
+
+def refuse_mispriced(seed: AnySeed, blueprint_id: str, price: int) -> None:
+    """Refuse a seed that is not what its blueprint was priced for: it could break the budget."""
+    counted = count_parameters(seed)
+    if counted != price:
+        raise BlueprintError(
+            f"blueprint {blueprint_id!r} was priced at {price:,} parameters and now built "
+            f"{counted:,}. It must build the same modules every time; register it before wrapping."
+        )
+
+
+def probe_deviation(seed: AnySeed, features: Tensor, blueprint_id: str) -> float:
+    """How far a newborn seed moves random features; a seed that changes their shape is refused."""
+    with torch.no_grad():
+        grown = seed(features)
+    before = tuple(features.shape)
+    after = tuple(grown.shape)
+    if after != before:
+        raise BlueprintError(
+            f"{blueprint_id!r} turns shape {before} into {after}; a seed must keep it."
+        )
+    return float((grown - features).abs().max())
+
+
+def judge_newborn(
+    slot: SeedSlot, seed: AnySeed, probe: Tensor, blueprint_id: str, *, is_zero: bool
+) -> GateEvidence:
+    """G0 of a newborn seed, whose scale `is_zero` or not; a seed that fails is refused."""
+    if isinstance(seed, Copy):
+        # it was run on the example when the host was wrapped: it needs its original's arguments
+        must_be_identity = blueprint_id == COPY_ZERO
+        deviation = 0.0 if must_be_identity else slot.inheritance.deviation
+    else:
+        must_be_identity = is_zero
+        deviation = probe_deviation(seed, probe, blueprint_id)
+    evidence = shape_gate(deviation, must_be_identity)
+    if not evidence.passed:
+        raise BlueprintError(
+            f"{blueprint_id!r} fails at birth: needed {evidence.needed}; {evidence.reason}."
+        )
+    return evidence
 
 
 def require_optimizer(slot: SeedSlot, owned: Container[int]) -> None:

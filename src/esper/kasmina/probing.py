@@ -241,6 +241,17 @@ def find_wrapper(model: nn.Module) -> str | None:
     return None
 
 
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a wrapped model: a wrapper's buckets or shards do not follow seeds."""
+    wrapper = find_wrapper(model)
+    if wrapper not in (None, "OptimizedModule"):
+        raise HostError(
+            f"this model holds a {wrapper}, which would not know of seeds that are planted later. "
+            f"Grow the plain model and train DistributedDataParallel(garden.model); what has to be "
+            f"sharded is garden.harvest()."
+        )
+
+
 def refuse_copy(
     model: nn.Module, name: str, calls: Sequence[Call] | None, output: Tensor
 ) -> str | None:
