@@ -29,11 +29,18 @@ from esper.storage import runfolder
 from esper.trials.config import RunConfig
 from kasmina.test_exporting import rebuilt_elsewhere
 from runtime.episodes import IMAGES
-from simic.tiny_runs import Forked, Ticks, events_of, kill_self, manifest_of
+from simic.tiny_runs import (
+    KILLED,
+    Forked,
+    Ticks,
+    events_of,
+    kill_self,
+    manifest_of,
+    run_until_it_ends,
+)
 from trials.grown_runs import assert_same_end, install
 
 EPOCHS = 8
-KILLED = -signal.SIGKILL
 
 
 def command(out, *more):
@@ -94,26 +101,17 @@ def test_the_undisturbed_run_has_every_kind_of_change(whole):
 # -- killed, asked to stop -------------------------------------------------------------------------
 
 
-def run_until_it_ends(tmp_path, kills):
-    """`esper run` and then --resume, with a death at each of `kills` (a moment of that process), at
-    last no more.
-    """
-    out, deaths = tmp_path / "run", 0
-    for number, moment in enumerate([*kills, None]):
-        arguments = command(out, "--resume") if number else command(out)
-        code, _, err = Forked(
-            tmp_path / "child", arguments, partial(install, Ticks(moment, kill_self))
-        ).wait()
-        assert code in (0, KILLED), err
-        deaths += code == KILLED
-    assert code == 0
-    return out, deaths
+def run_and_resume(tmp_path, kills):
+    """The run folder of `esper run` that was killed and resumed, and how many deaths there were."""
+    out = tmp_path / "run"
+    first, again = command(out), command(out, "--resume")
+    return out, run_until_it_ends(tmp_path / "child", first, again, kills, install)
 
 
 @pytest.mark.parametrize("seed", with_slow(range(3), {1, 2}))
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
-    out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[2] // 2) for _ in range(2)])
+    out, deaths = run_and_resume(tmp_path, [draw.randint(1, whole[2] // 2) for _ in range(2)])
     assert deaths == 2
     assert_same_run(out, whole[0])
 
@@ -121,7 +119,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed):
-    out, deaths = run_until_it_ends(tmp_path, [random.Random(seed).randint(1, whole[2])])
+    out, deaths = run_and_resume(tmp_path, [random.Random(seed).randint(1, whole[2])])
     assert deaths == 1
     assert_same_run(out, whole[0])
 

@@ -38,6 +38,12 @@ from user_models import (
 pytestmark = pytest.mark.ranks
 IMAGES, HELD_OUT = random_images(64, seed=1), random_images(40, seed=2)
 VECTORS, OTHERS = random_vectors(64, seed=1), random_vectors(40, seed=2)
+MLP_OPTIONS = {
+    "slots": ["enter", "middle"],
+    "example": VECTORS[:2],
+    "blueprints": ["mlp", "lora"],
+    "max_seeds": 4,
+}
 PLAN = {0: PLANT_FIRST, 1: (1, 1, 2, 0), 4: (1, 0, 2, 0), 6: (2, 0, 0, 0)}
 """plant in both slots, later once more in the first, and cull that one"""
 
@@ -154,14 +160,8 @@ def test_all_processes_hold_the_same_network_after_every_step(learn, tmp_path):
 def train_mlp(policy, rank=None):
     """Without batch norm, whose statistics are each process's own."""
     torch.manual_seed(0)
-    options = {
-        "slots": ["enter", "middle"],
-        "example": VECTORS[:2],
-        "blueprints": ["mlp", "lora"],
-        "max_seeds": 4,
-    }
     settings = GrowthSettings(lengths=StageLengths(ramp=2), scale_at_birth=0.5)
-    garden = esper.grow(MLP(), policy=policy, settings=settings, **options)
+    garden = esper.grow(MLP(), policy=policy, settings=settings, **MLP_OPTIONS)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=3e-3))
     call = garden.model if rank is None else DistributedDataParallel(garden.model)
     train(garden, call, learn_plainly, epochs=6, inputs=VECTORS, held_out=OTHERS)
@@ -387,13 +387,7 @@ def test_a_process_that_joined_nobody_grows_alone(told, monkeypatch):
 
 def report_of(folder, rank=0):
     torch.manual_seed(0)
-    options = {
-        "slots": ["enter", "middle"],
-        "example": VECTORS[:2],
-        "blueprints": ["mlp", "lora"],
-        "max_seeds": 4,
-    }
-    garden = esper.grow(MLP(), policy=script(PLAN), **options)
+    garden = esper.grow(MLP(), policy=script(PLAN), **MLP_OPTIONS)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=3e-3))
     garden.record(folder)
     call = DistributedDataParallel(garden.model) if distributed.is_initialized() else garden.model

@@ -50,6 +50,13 @@ GROWTH = {
 }
 """An episode with every kind of change: what is done after which epoch."""
 
+BLOBS_GROWTH = {
+    0: [(GERMINATE, "r0c0", "mlp", "gated")],
+    3: [(FOSSILIZE, "r0c0")],
+    4: [(GERMINATE, "r0c1", "lora")],
+}
+"""The same for hosts of blobs."""
+
 COPIES = {
     0: [(GERMINATE, "r0c0", "copy", "linear"), (GERMINATE, "r0c1", "copy_zero", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],

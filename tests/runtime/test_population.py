@@ -12,6 +12,7 @@ from esper.leyline.errors import DataError, IllegalActionError, SettingError
 from esper.runtime.population import Population
 from runtime.episodes import (
     BLOBS,
+    BLOBS_GROWTH,
     CULL,
     FOSSILIZE,
     GERMINATE,
@@ -25,11 +26,6 @@ from runtime.episodes import (
     replace,
 )
 
-BLOBS_GROWTH = {
-    0: [(GERMINATE, "r0c0", "mlp", "gated")],
-    3: [(FOSSILIZE, "r0c0")],
-    4: [(GERMINATE, "r0c1", "lora")],
-}
 TEXT = replace(BLOBS, optimizer="adamw", lr=0.01)
 
 

@@ -7,8 +7,8 @@ import pytest
 from esper.runtime.population import Population
 from runtime.episodes import (
     BLOBS,
+    BLOBS_GROWTH,
     CULL,
-    FOSSILIZE,
     GERMINATE,
     GROWTH,
     IMAGES,
@@ -21,11 +21,6 @@ from runtime.episodes import (
 )
 
 TEXT = replace(BLOBS, optimizer="adamw", lr=0.01, epoch_examples=100)
-BLOBS_GROWTH = {
-    0: [(GERMINATE, "r0c0", "mlp", "gated")],
-    3: [(FOSSILIZE, "r0c0")],
-    4: [(GERMINATE, "r0c1", "lora")],
-}
 TASKS = pytest.mark.parametrize(
     ("task", "script"), [(IMAGES, GROWTH), (TEXT, BLOBS_GROWTH)], ids=["sgd", "adamw"]
 )

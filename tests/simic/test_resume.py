@@ -22,6 +22,7 @@ from esper.simic.trainer import InterruptedTraining
 from esper.storage import runfolder
 from simic.tiny_runs import (
     DECISIONS,
+    KILLED,
     Forked,
     Ticks,
     assert_same_end,
@@ -32,6 +33,7 @@ from simic.tiny_runs import (
     kill_self,
     lines_of,
     manifest_of,
+    run_until_it_ends,
     tiny,
     train,
 )
@@ -39,7 +41,6 @@ from simic.tiny_runs import (
 ROUNDS = 4
 ANNEAL = ROUNDS * DECISIONS
 """what the whole run settles on; a shorter one has to be told"""
-KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +60,12 @@ def whole(tmp_path_factory):
     return folder / "run", int((folder / "moments").read_text())
 
 
-def run_until_it_ends(tmp_path, kills, **changes):
-    """`esper ppo` and then --resume, with a death at each of `kills` (a moment of that process),
-    and at last no more.
-
-    Returns the run folder and how many deaths there were.
-    """
-    out, deaths = tmp_path / "run", 0
-    for number, moment in enumerate([*kills, None]):
-        arguments = (
-            command(out, rounds=ROUNDS, **changes)
-            if not number
-            else ["ppo", "--out", str(out), "--resume"]
-        )
-        child = Forked(tmp_path / "child", arguments, Ticks(moment, kill_self).install)
-        code, _, err = child.wait()
-        assert code in (0, KILLED), err
-        deaths += code == KILLED
-    assert code == 0
-    return out, deaths
+def run_and_resume(tmp_path, kills, **changes):
+    """The run folder of `esper ppo` that was killed and resumed, and how many deaths there were."""
+    out = tmp_path / "run"
+    first = command(out, rounds=ROUNDS, **changes)
+    again = ["ppo", "--out", str(out), "--resume"]
+    return out, run_until_it_ends(tmp_path / "child", first, again, kills, Ticks.install)
 
 
 # -- kill -9 at counted moments --------------------------------------------------------------------
@@ -86,7 +74,7 @@ def run_until_it_ends(tmp_path, kills, **changes):
 @pytest.mark.parametrize("seed", with_slow(range(3), {1, 2}))
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, seed):
     draw = random.Random(seed)
-    out, deaths = run_until_it_ends(tmp_path, [draw.randint(1, whole[1] // 2) for _ in range(2)])
+    out, deaths = run_and_resume(tmp_path, [draw.randint(1, whole[1] // 2) for _ in range(2)])
     assert deaths == 2
     assert_same_end(out, whole[0])
 
@@ -94,7 +82,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_the_same(whole, tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_killed_once_anywhere_and_resumed_it_ends_the_same(whole, tmp_path, seed):
-    out, deaths = run_until_it_ends(tmp_path, [random.Random(seed).randint(1, whole[1])])
+    out, deaths = run_and_resume(tmp_path, [random.Random(seed).randint(1, whole[1])])
     assert deaths == 1
     assert_same_end(out, whole[0])
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ TINY = {
         "entropy": 0.02,
     },
 }
+KILLED = -signal.SIGKILL
+"""exit code of a process that was killed"""
 DECISIONS = 2 * (4 - 1)
 """of one round: hosts times epochs of an episode that are decided about"""
 
@@ -209,6 +212,30 @@ class Forked:
         """
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status), self.out.read_text(), self.err.read_text()
+
+
+def run_until_it_ends(folder, first, again, kills, prepare):
+    """A command and then its continuation, with a death at each of `kills`, at last no more.
+
+    Args:
+        folder: for what the processes say.
+        first: arguments of the command.
+        again: arguments with which it continues.
+        kills: moments, counted by `Ticks` in each process.
+        prepare: is called in each process with its `Ticks`.
+
+    Returns:
+        How many deaths there were.
+    """
+    deaths = 0
+    for number, moment in enumerate([*kills, None]):
+        ticks = Ticks(moment, kill_self)
+        child = Forked(folder, again if number else first, partial(prepare, ticks))
+        code, _, err = child.wait()
+        assert code in (0, KILLED), err
+        deaths += code == KILLED
+    assert code == 0
+    return deaths
 
 
 class Ticks:

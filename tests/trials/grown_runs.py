@@ -24,15 +24,20 @@ from simic.tiny_runs import Ticks, events_of
 TINY = {"task": {"name": "blobs", "epochs": 8, "epoch_examples": 96}, "hosts": 2, "threads": 1}
 
 
+def changed(settings, out, changes):
+    """Settings with other values; keys of the task have `task__` in front."""
+    found = {**settings, "out": str(out), "task": dict(settings["task"])}
+    for key, value in changes.items():
+        if key.startswith("task__"):
+            found["task"][key.removeprefix("task__")] = value
+        else:
+            found[key] = value
+    return found
+
+
 def configured(out, **changes):
-    """A small configuration; `changes` are keys, those of the task with `task__` in front."""
-    task = {
-        key.removeprefix("task__"): value
-        for key, value in changes.items()
-        if key.startswith("task__")
-    }
-    rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
-    return RunConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
+    """A small configuration, changed."""
+    return RunConfig.of(changed(TINY, out, changes))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from esper.trials.comparison import Comparison
 from esper.trials.config import CompareConfig
 from esper.trials.results import Trials
 from trials import grown_runs
-from trials.grown_runs import asked_at, grow
+from trials.grown_runs import asked_at, changed, grow
 from trials.test_arms import same
 from trials.test_running import trained
 
@@ -42,14 +42,8 @@ LR = get_task("blobs").lr
 
 
 def configured(out, **changes):
-    """A small comparison; `changes` are keys, those of the task with `task__` in front."""
-    task = {
-        key.removeprefix("task__"): value
-        for key, value in changes.items()
-        if key.startswith("task__")
-    }
-    rest = {key: value for key, value in changes.items() if not key.startswith("task__")}
-    return CompareConfig.of({**TINY, "out": str(out), **rest, "task": {**TINY["task"], **task}})
+    """A small comparison, changed; keys of the task have `task__` in front."""
+    return CompareConfig.of(changed(TINY, out, changes))
 
 
 def compare(config, should_stop=lambda: False, most=None):
