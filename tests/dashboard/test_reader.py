@@ -86,7 +86,9 @@ def test_a_line_that_is_too_long_counts_once_and_is_never_read_whole(tmp_path, m
     with open(folder / "events-0.jsonl", "ab", buffering=0) as file:
         file.write(b"x" * length)
         assert found.refresh() == 0
-        assert found.places[0, 0].offset >= len(as_lines(records)) + LONGEST  # it is not read again
+        assert (
+            found.bookmarks[0, 0].offset >= len(as_lines(records)) + LONGEST
+        )  # it is not read again
         file.write(
             as_lines([to_record(RoundBegan(7)), *records])
         )  # the end of the long line, whatever it looks like

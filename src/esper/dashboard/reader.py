@@ -8,10 +8,10 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from esper.dashboard.view import Episode, RunView
 from esper.leyline.errors import SaveError
@@ -19,22 +19,51 @@ from esper.storage.files import open_plain, reading
 from esper.storage.runfolder import CHECKSUM, CONFIG, GARDEN_COMMAND, event_files, is_being_written
 from esper.telemetry.sink import SEGMENT
 
-LONGEST_LINE = 2**18  # A longer line is no event of ours.
-_LARGEST_CONFIG, _LARGEST_EVENTS, _TAIL = 2**20, 16 * SEGMENT, 4096
-Stamp = tuple[
-    float, bool, list[tuple[int, int, int]]
-]  # When its last event was written; what changes with news.
+LONGEST_LINE = 2**18
+"""Bytes of a line; a longer one is no event of ours."""
+
+_LARGEST_CONFIG = 2**20
+_LARGEST_EVENTS = 16 * SEGMENT
+_TAIL = 4096
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
 
 
+class FileStamp(NamedTuple):
+    """What changes with a file."""
+
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+
+
+class Stamp(NamedTuple):
+    """What changes with a run. Nothing of the run is read for it."""
+
+    written: float  # when its last event was
+    is_running: bool
+    files: list[FileStamp]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the run's files."""
+        return sum(file.size for file in self.files)
+
+
+class Progress(NamedTuple):
+    """Whole rounds (ppo) or epochs (run)."""
+
+    done: int
+    total: int  # 0 where the run folder does not record it
+
+
 @dataclass
-class Place:
+class Bookmark:
     """How far one file is folded."""
 
     offset: int = 0
     is_inside: bool = False  # whether the offset lies inside a line that is too long
     tail: bytes = b""  # what stands before the offset: in another file it is something else
-    rounds: dict[int, int] = field(default_factory=dict)  # round -> where it begins
+    rounds: dict[int, int] = field(default_factory=dict)  # round -> the offset where it begins
 
 
 class RunReader:
@@ -42,11 +71,11 @@ class RunReader:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.problem: str | None = (
-            None  # why the folder cannot be shown: a file is damaged, or all of it is older
-        )
+        # why the folder cannot be shown: a file is damaged, or all of it is older
+        self.problem: str | None = None
         self.is_older = False
-        self.places: dict[tuple[int, int], Place] = {}  # (rank, segment) -> how far it is folded
+        # (rank, segment) -> how far it is folded
+        self.bookmarks: dict[tuple[int, int], Bookmark] = {}
         self.view = _blank(self._config())
 
     def refresh(self) -> int:
@@ -58,78 +87,82 @@ class RunReader:
             self.view.config = blank.config
         files = event_files(self.folder)
         is_same = all(
-            key in files and _is_same(files[key], place) for key, place in self.places.items()
+            key in files and _is_same(files[key], bookmark)
+            for key, bookmark in self.bookmarks.items()
         )
         if not is_same or (self.problem is None and self.view.kind != blank.kind):
-            self.view, self.places = blank, {}
+            self.view = blank
+            self.bookmarks = {}
         before = self.view.events
         for key, path in files.items():
-            place = self.places.setdefault(key, Place())
-            with reading(path) as file:
-                if os.fstat(file.fileno()).st_size > _LARGEST_EVENTS:
-                    self.problem = (
-                        f"{path} is too large to be events of ours. Look at a "
-                        f"copy of the run without it."
-                    )
-                    continue
-                _follow(file, place, self.view, key[0])
-                size = min(place.offset, _TAIL)
-                file.seek(place.offset - size)
-                place.tail = file.read(size)
+            self._read_on(path, self.bookmarks.setdefault(key, Bookmark()), key.rank)
         return self.view.events - before
 
+    def _read_on(self, path: Path, bookmark: Bookmark, rank: int) -> None:
+        """Fold what one file has behind its bookmark."""
+        with reading(path) as file:
+            if os.fstat(file.fileno()).st_size > _LARGEST_EVENTS:
+                self.problem = (
+                    f"{path} is too large to be events of ours. "
+                    "Look at a copy of the run without it."
+                )
+                return
+            _follow(file, bookmark, self.view, rank)
+            size = min(bookmark.offset, _TAIL)
+            file.seek(bookmark.offset - size)
+            bookmark.tail = file.read(size)
+
     def status(self) -> str:
-        """running, finished, stopped; damaged where config.json or events are none of ours; or
-        older format.
+        """Return running, finished, stopped, damaged or older format.
+
+        Damaged is a run whose config.json or events are none of ours.
         """
         if self.problem is not None:
             return "older format" if self.is_older else "damaged"
         if is_being_written(self.folder):
             return "running"
+        view = self.view
         done, total = self.progress()
-        if self.view.config.get("command") == GARDEN_COMMAND:
-            done, total = (1, 1) if self.view.ledgers else (done, total)  # harvested
-        elif self.view.kind == "run":
-            done, total = len(self.view.results), _whole(self.view.config.get("hosts"))
+        if view.config.get("command") == GARDEN_COMMAND and view.ledgers:
+            return "finished"  # it was harvested
+        if view.config.get("command") != GARDEN_COMMAND and view.kind == "run":
+            done = len(view.results)
+            total = _whole(view.config.get("hosts"))
         return "finished" if 0 < total <= done else "stopped"
 
-    def progress(self) -> tuple[int, int]:
-        """Whole rounds (ppo) or epochs (run) so far, and how many there will be:
-
-        0 where nobody wrote that down.
-        """
+    def progress(self) -> Progress:
+        """Return how far the run is."""
         view = self.view
         if view.kind == "ppo":
-            return int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0, _whole(
-                view.config.get("rounds")
-            )
-        told = max((_whole(result["epochs"]) for result in view.results), default=0)
-        done = min(
-            (int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()),
-            default=0,
-        )
-        return max(done, told), _whole(view.config["task"].get("epochs")) or told
+            done = int(view.rounds.last("round") or 0) + 1 if view.rounds.rows else 0
+            return Progress(done=done, total=_whole(view.config.get("rounds")))
+        ended = max((_whole(result["epochs"]) for result in view.results), default=0)
+        trained = [int(episode.epochs.last("epoch") or 0) for episode in view.episodes.values()]
+        planned = _whole(view.config["task"].get("epochs"))
+        return Progress(done=max(min(trained, default=0), ended), total=planned or ended)
 
     def episode(self, round: int, host: int) -> Episode | None:
-        """One host's episode in any round that there was, read from disk where it is not the
-        newest.
+        """Return one host's episode in any round that there was.
+
+        It is read from disk where it is not the newest.
         """
-        if (newest := self.view.episodes.get(host)) is not None and newest.round == round:
+        newest = self.view.episodes.get(host)
+        if newest is not None and newest.round == round:
             return newest
         past = _blank(self.view.config)
-        for (rank, segment), path in event_files(
-            self.folder
-        ).items():  # a round is saved, so it is in one segment
-            starts = self.places.get((rank, segment), Place()).rounds
-            if round in starts:
-                end = min(
-                    (start for start in starts.values() if start > starts[round]), default=inf
-                )
-                with reading(path) as file:
-                    _follow(file, Place(starts[round]), past, rank, end)
+        # a round is saved, so it is in one segment
+        for key, path in event_files(self.folder).items():
+            starts = self.bookmarks.get(key, Bookmark()).rounds
+            if round not in starts:
+                continue
+            later = [start for start in starts.values() if start > starts[round]]
+            with reading(path) as file:
+                start = Bookmark(offset=starts[round])
+                _follow(file, start, past, key.rank, end=min(later, default=inf))
         return past.episodes.get(host)
 
     def _config(self) -> dict[str, Any]:
+        """Read what the run was started with, and note why it cannot be shown, if so."""
         path = self.folder / CONFIG
         try:
             with open_plain(path) as file:
@@ -147,8 +180,12 @@ class RunReader:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
         self.is_older = command == "grow" or "life" in config["task"]  # as 0.1 wrote them
-        advice = "Look at it with the version of esper that wrote it."
-        self.problem = f"{self.folder} is of an older format. {advice}" if self.is_older else None
+        self.problem = None
+        if self.is_older:
+            self.problem = (
+                f"{self.folder} is of an older format. "
+                "Look at it with the version of esper that wrote it."
+            )
         config.pop(CHECKSUM, None)
         return config
 
@@ -159,41 +196,49 @@ def _blank(config: dict[str, Any]) -> RunView:
 
 
 def open_run(folder: Path) -> RunReader:
-    """A reader of a run that this version can show."""
+    """Return a reader of a run that this version can show."""
     reader = RunReader(folder)
     if reader.is_older:
         raise SaveError(str(reader.problem))
     return reader
 
 
-def _follow(file: BinaryIO, place: Place, view: RunView, rank: int, end: float = inf) -> None:
-    """Fold whole lines from a place on, at most to `end`, and move the place along."""
-    file.seek(place.offset)
-    while place.offset < end and (line := file.readline(LONGEST_LINE)):
+def _follow(file: BinaryIO, bookmark: Bookmark, view: RunView, rank: int, end: float = inf) -> None:
+    """Fold whole lines from a bookmark on, at most to `end`, and move the bookmark along."""
+    file.seek(bookmark.offset)
+    while bookmark.offset < end:
+        line = file.readline(LONGEST_LINE)
         is_whole = line.endswith(b"\n")
         if not is_whole and len(line) < LONGEST_LINE:
-            return  # its rest is being written
+            return  # the file ends, or the rest of the line is being written
         if is_whole:
-            record: dict[str, Any] = {}
-            with suppress(ValueError, RecursionError):
-                if not place.is_inside and isinstance(found := _decode(line.decode()), dict):
-                    record = found
+            record = {} if bookmark.is_inside else _read_record(line)
             view.fold(record, rank)
             if record.get("type") == "RoundBegan" and record.get("round") == view.begun.get(rank):
-                place.rounds[view.begun[rank]] = place.offset
-        place.is_inside = not is_whole
-        place.offset += len(line)
+                bookmark.rounds[view.begun[rank]] = bookmark.offset
+        bookmark.is_inside = not is_whole
+        bookmark.offset += len(line)
 
 
-def _is_same(path: Path, place: Place) -> bool:
+def _read_record(line: bytes) -> dict[str, Any]:
+    """Return the record in a line; empty where it is none."""
+    with suppress(ValueError, RecursionError):
+        record = _decode(line.decode())
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def _is_same(path: Path, bookmark: Bookmark) -> bool:
     """Whether a file still holds what was folded of it."""
     with suppress(OSError), open_plain(path) as file:
-        file.seek(place.offset - len(place.tail))
-        return file.read(len(place.tail)) == place.tail
+        file.seek(bookmark.offset - len(bookmark.tail))
+        return file.read(len(bookmark.tail)) == bookmark.tail
     return False
 
 
 def _whole(value: object) -> int:
+    """Return a whole number above 0 as it is, and anything else as 0."""
     return value if type(value) is int and value > 0 else 0
 
 
@@ -218,18 +263,17 @@ class RunSummary:
 def is_run(folder: Path) -> bool:
     """Whether a folder looks like what a training command leaves behind; a link does not."""
     config = folder / CONFIG
-    return (
-        not folder.is_symlink()
-        and config.is_file()
-        and not config.is_symlink()
-        and bool(event_files(folder))
-    )
+    if folder.is_symlink() or config.is_symlink() or not config.is_file():
+        return False
+    return bool(event_files(folder))
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run folders in a folder, by name; or the folder itself where it is one."""
+    """Return the run folders in a folder, by name; or the folder itself where it is one."""
     try:
-        return [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
+        if is_run(folder):
+            return [folder]
+        return sorted(path for path in folder.iterdir() if is_run(path))
     except OSError as problem:
         raise SaveError(
             f"cannot list the runs in {folder}: {problem.strerror}. Name their folder."
@@ -237,51 +281,77 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """The stamp of a run; nothing of the run is read."""
+    """Return the stamp of a run; nothing of the run is read."""
     try:
-        found = [path.stat() for path in (folder / CONFIG, *event_files(folder).values())]
+        config = (folder / CONFIG).stat()
+        events = [path.stat() for path in event_files(folder).values()]
     except OSError:
-        return 0.0, False, []
-    files = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
-    return max(file.st_mtime for file in found[1:] or found), is_being_written(folder), files
+        return Stamp(written=0.0, is_running=False, files=[])
+    return Stamp(
+        written=max(file.st_mtime for file in events or [config]),
+        is_running=is_being_written(folder),
+        files=[
+            FileStamp(inode=file.st_ino, size=file.st_size, modified=file.st_mtime_ns)
+            for file in (config, *events)
+        ],
+    )
 
 
 def summarise(reader: RunReader) -> RunSummary:
-    """A run in one line, as far as its reader has come."""
+    """Return a run in one line, as far as its reader has come."""
     view = reader.view
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
-    age = max(0.0, time.time() - max(times)) if times else None
-    task, policy = (
-        str(view.config.get("task", {}).get("name", "")),
-        str(view.config.get("policy", "")),
+    progress = reader.progress()
+    best = _best_grown(view) if view.kind == "run" else _best_taught(view)
+    return RunSummary(
+        name=reader.folder.resolve().name,
+        path=reader.folder,
+        kind=view.kind,
+        task=str(view.config.get("task", {}).get("name", "")),
+        policy=str(view.config.get("policy", "")) if view.kind == "run" else "ppo",
+        status=reader.status(),
+        done=progress.done,
+        total=progress.total,
+        best_accuracy=best.accuracy,
+        params=best.params,
+        age_seconds=max(0.0, time.time() - max(times)) if times else None,
+        events=view.events,
     )
-    what = (
-        reader.folder.resolve().name,
-        reader.folder,
-        view.kind,
-        task,
-        policy if view.kind == "run" else "ppo",
-    )
-    return RunSummary(*what, reader.status(), *reader.progress(), *_best(view), age, view.events)
 
 
-def _best(view: RunView) -> tuple[float | None, int | None]:
-    last = [
-        (episode.epochs.last("accuracy"), episode.epochs.last("params"))
-        for episode in view.episodes.values()
-    ]
-    known = [
-        (accuracy, int(params))
-        for accuracy, params in last
-        if params is not None and isfinite(params)
-    ]
-    if view.kind != "run":
-        best = max(
-            (value for value in view.rounds.column("accuracy") if value == value), default=None
+class _Best(NamedTuple):
+    """The best accuracy, and the parameters that go with it."""
+
+    accuracy: float | None = None
+    params: int | None = None
+
+
+def _best_taught(view: RunView) -> _Best:
+    """Return the best round's mean accuracy, and the newest episodes' mean size."""
+    accuracies = [value for value in view.rounds.column("accuracy") if not isnan(value)]
+    sizes = [state.params for state in _newest_states(view) if state.params is not None]
+    return _Best(
+        accuracy=max(accuracies, default=None), params=round(fmean(sizes)) if sizes else None
+    )
+
+
+def _best_grown(view: RunView) -> _Best:
+    """Return the best host's accuracy and size: of the results, or else of the newest epochs."""
+    if view.results:
+        return max(
+            _Best(result["validation_accuracy"], result["final_params"]) for result in view.results
         )
-        return best, round(fmean(params for _, params in known)) if known else None
-    found = [(result["validation_accuracy"], result["final_params"]) for result in view.results]
-    # one's own loop may have no accuracy
-    return max(
-        found or [pair for pair in known if pair[0] is not None] or known[:1], default=(None, None)
-    )
+    states = _newest_states(view)
+    measured = [state for state in states if state.accuracy is not None]
+    # a user's own loop may measure no accuracy
+    return max(measured or states[:1], default=_Best())
+
+
+def _newest_states(view: RunView) -> list[_Best]:
+    """Return the newest accuracy and size of every host whose size is known."""
+    states = []
+    for episode in view.episodes.values():
+        params = episode.epochs.last("params")
+        if params is not None and isfinite(params):
+            states.append(_Best(accuracy=episode.epochs.last("accuracy"), params=int(params)))
+    return states

@@ -1,6 +1,6 @@
-"""`esper report`:
+"""`esper report`: runs as one HTML file that needs nothing else.
 
-runs as one HTML file that needs nothing else. The drawing is the page's own, from `static`.
+The drawing is the page's own, from `static`.
 """
 
 import json
@@ -12,53 +12,65 @@ from hashlib import sha256
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from esper.dashboard.payload import curves, encode, episode_data, header, plain, rest
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.dashboard.standings import arms_of, standings
 from esper.leyline.errors import SaveError
 from esper.storage.files import write_durably
-from esper.storage.runfolder import GARDEN_COMMAND
+from esper.storage.runfolder import CONFIG, GARDEN_COMMAND
 
 STATIC = Path(__file__).parent / "static"
-MOST_EPISODES = 8  # Hosts whose timelines are drawn, per run.
+MOST_EPISODES = 8
+"""Hosts whose timelines are drawn, per run."""
+
+
+class Recipe(NamedTuple):
+    """How to do a run again."""
+
+    text: str  # the command, and the settings that it reads
+    advice: str  # what has to be known about it
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write one page about the runs:
+    """Write one page about the runs.
 
-    configuration, curves, timelines, ledger, gates, scores, how to do it again.
+    It has configuration, curves, timelines, ledger, gates, scores, and how to do it again.
     """
+    if not runs:
+        raise SaveError("a report needs at least one run folder.")
     names = [path.resolve().name for path in runs]
     if len(set(names)) < len(names):
         names = [str(path) for path in runs]
-    readers = {}
-    for name, path in zip(names, runs, strict=True):
-        if not is_run(path.resolve()):
-            raise SaveError(
-                f"{path} is not a run folder: it has no config.json with events. Name "
-                f"a run's --out."
-            )
-        readers[name] = open_run(path)
-        readers[name].refresh()
-    if not readers:
-        raise SaveError("a report needs at least one run folder.")
+    readers = {name: _read(path) for name, path in zip(names, runs, strict=True)}
+    arms = []
+    for name, reader in readers.items():
+        arms.extend(arms_of(reader.view, name))
     data = {
         "version": version("esper-lite"),
         "date": date.today().isoformat(),
-        "standings": standings(
-            arm for name, reader in readers.items() for arm in arms_of(reader.view, name)
-        ),
+        "standings": standings(arms),
         "runs": [_run_data(reader, name) for name, reader in readers.items()],
     }
     write_durably(out, page(data, "esper report: " + ", ".join(readers)).encode())
 
 
+def _read(path: Path) -> RunReader:
+    """Return a reader that has taken in a run folder as it is now."""
+    if not is_run(path.resolve()):
+        raise SaveError(
+            f"{path} is not a run folder: it has no {CONFIG} with events. Name a run's --out."
+        )
+    reader = open_run(path)
+    reader.refresh()
+    return reader
+
+
 def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
     view = reader.view
     episodes = [view.episodes[host] for host in sorted(view.episodes)]
-    command, advice = reproduce(view.config, view.kind)
+    recipe = reproduce(view.config, view.kind)
     return {
         "header": header(reader) | {"name": name},
         "rounds": view.rounds.thinned(300),
@@ -66,27 +78,33 @@ def _run_data(reader: RunReader, name: str) -> dict[str, Any]:
         "episodes": [episode_data(episode, 200) for episode in episodes[:MOST_EPISODES]],
         "episodes_left_out": max(0, len(episodes) - MOST_EPISODES),
         "rest": rest(view),
-        "command": command.split("\n"),  # one text may be too long to be told whole
-        "advice": advice,
+        # line by line: as one text it may be too long to be shown whole
+        "command": recipe.text.split("\n"),
+        "advice": recipe.advice,
     }
 
 
-def reproduce(config: Mapping[str, Any], kind: str) -> tuple[str, str]:
-    """The command that does the run again, and what has to be known about it."""
-    how = "" if config.get("deterministic") else "; to the bit only with --deterministic on both"
-    text = json.dumps(
-        plain({name: own for name, own in config.items() if name != "command"}, digits=17), indent=1
-    )
+def reproduce(config: Mapping[str, Any], kind: str) -> Recipe:
+    """Return the command that does a run again, and what has to be known about it."""
+    settings = {name: value for name, value in config.items() if name != "command"}
+    text = json.dumps(plain(settings, digits=17), indent=1)
     if config.get("command") == GARDEN_COMMAND:
-        return text, "Run your own training loop again. This is what esper.grow knew:"
+        return Recipe(
+            text=text, advice="Run your own training loop again. This is what esper.grow knew:"
+        )
     command = (
         f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
     )
-    advice = (
-        f"Save what follows as config.json. The same version and kind of hardware "
-        f"give the same run{how}."
+    exactly = (
+        "" if config.get("deterministic") else "; bit for bit only with --deterministic on both"
     )
-    return f"{command}\n\nconfig.json:\n{text}", advice
+    return Recipe(
+        text=f"{command}\n\nconfig.json:\n{text}",
+        advice=(
+            "Save what follows as config.json. "
+            f"The same version and kind of hardware give the same run{exactly}."
+        ),
+    )
 
 
 def page(data: Mapping[str, Any], title: str) -> str:
