@@ -29,6 +29,7 @@ class OneScreen(TyperGroup):
     """Commands by what they are for, on one screen of 80 x 24."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write usage, and the commands panel by panel."""
         self.format_usage(ctx, formatter)
         formatter.write(f"\n  {self.help}\n\n")
         known: list[Any] = list(self.commands.values())
@@ -112,9 +113,10 @@ def demo(
         config = RunConfig.of(
             {"task": task, "seed": seed, "policy": policy, "out": str(out / policy)}
         )
-        if (found := run_policy(config, False, console)) is None:
+        arms = run_policy(config, False, console)
+        if arms is None:
             raise typer.Exit(130)
-        results += found
+        results += arms
     console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / EXPORTED)
     print(
@@ -134,11 +136,8 @@ def unused(folder: Path) -> Path:
         return folder
     if folder.name in ("", ".."):
         raise SettingError(f"--out {folder} is not a folder name; give one, such as runs/demo.")
-    return next(
-        path
-        for number in count(2)
-        if not (path := folder.with_name(f"{folder.name}-{number}")).exists()
-    )
+    paths = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(path for path in paths if not path.exists())
 
 
 for name, panel, summary in (
@@ -192,12 +191,13 @@ for look in (runs, watch, serve, report):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        for odd in [word for word in given if CONTROLS.search(word)]:
-            raise SettingError(
-                f"the argument {odd!r} holds control characters; write it without them."
-            )
-        app(args=given, obj=given)
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        for word in words:
+            if CONTROLS.search(word):
+                raise SettingError(
+                    f"the argument {word!r} holds control characters; write it without them."
+                )
+        app(args=words, obj=words)
     except (EsperError, OSError, MemoryError) as problem:
         text = (
             str(problem)

@@ -1,6 +1,6 @@
-"""`esper compare`:
+"""`esper compare`: arms on the same hosts, and tables and files of the results.
 
-arms on the same hosts, tables and files of what was found. The comparing is elsewhere.
+The comparing is elsewhere.
 """
 
 import json
@@ -30,6 +30,7 @@ OPTIONS = options_of(
 
 
 def play(asked: Asked) -> None:
+    """Compare what a command line asks for, and print the tables."""
     config = assemble(asked, "compare", CompareConfig, may_change=("data_root",))
     results = run_compare(config, asked.resume, Console(stderr=asked.as_json))
     if results is None:

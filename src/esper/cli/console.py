@@ -15,9 +15,8 @@ from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
 
-Row = tuple[
-    str, float, float | None, float | None
-]  # label, mean, lower and upper end; no ends is a single value
+# label, mean, lower and upper end; no ends is a single value
+Row = tuple[str, float, float | None, float | None]
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
 _LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
 _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -27,6 +26,7 @@ CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, 
 
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
+    """Return one row per arm and host: size, scores, seeds and cost."""
     table = Table("arm", title=Text(printable(title)))
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
@@ -42,9 +42,9 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
 
 
 def runs_table(summaries: Sequence[RunSummary]) -> Table:
-    """One row per run:
+    """Return one row per run.
 
-    what it is, how far it is, what it reached, and how long ago it last had something to tell.
+    It says what the run is, how far it is, what it reached, and how old its newest event is.
     """
     table = Table(title="runs", **_LOOK)
     for column in ("name", "task", "policy", "status"):
@@ -63,6 +63,7 @@ def runs_table(summaries: Sequence[RunSummary]) -> Table:
 
 
 def ago(seconds: float) -> str:
+    """Return a time span in the largest unit that it fills."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -70,9 +71,9 @@ def ago(seconds: float) -> str:
 
 
 def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """One row per task:
+    """Return one row per task: what it is, how large, and whether its data is there.
 
-    what it is, how large, and whether its data is there; sizes that are None are not known.
+    A size of None is not known.
     """
     table = Table(
         Column("name", no_wrap=True), Column("what it is", min_width=16), title="tasks", **_LOOK
@@ -92,6 +93,7 @@ def tasks_table(rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def names_table(title: str, known: Mapping[str, str]) -> Table:
+    """Return one row per name, with a line about it."""
     table = Table(Column(no_wrap=True), Column(), title=title, show_header=False, **_LOOK)
     for name, line in known.items():
         table.add_row(Text(printable(name)), Text(printable(line)))
@@ -105,6 +107,7 @@ def _pace(event: RoundFinished, rounds: int) -> tuple[str, str]:
 
 
 def round_line(event: RoundFinished, rounds: int) -> str:
+    """Return a round in one line, for where there is no terminal."""
     ops = " ".join(f"{name.lower()} {count}" for name, count in event.ops.items())
     speed, left = _pace(event, rounds)
     return (
@@ -116,6 +119,7 @@ def round_line(event: RoundFinished, rounds: int) -> str:
 
 
 def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
+    """Return a round as a table, for a terminal to show until the next one."""
     table = Table(title=f"round {event.round + 1} of {rounds}", show_header=False)
     seeds = {name: getattr(event, name) for name in ("germinated", "fossilized", "culled")}
     seeds["alive"] = event.germinated - event.fossilized - event.culled
@@ -157,9 +161,9 @@ def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinish
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """(arm, other) to be held against each other:
+    """Return the pairs (arm, other) to be held against each other.
 
-    every policy with the controls and with the policies before it.
+    These are every policy with the controls and with the policies before it.
     """
     names = list(arms)
     finals = {
@@ -179,6 +183,7 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def arms_compared(results: Mapping[str, Any]) -> Table:
+    """Return one row per arm of a comparison: scores with intervals, and costs."""
     table = Table(
         Column("arm", overflow="fold"), title="arms: mean over seeds, 95 % interval", **_LOOK
     )
@@ -231,6 +236,7 @@ def differences(results: Mapping[str, Any]) -> Table:
 
 
 def compared_figure(results: Mapping[str, Any]) -> str:
+    """Return the test accuracy of every arm as an SVG."""
     rows: list[Row] = []
     for name, arm in results["arms"].items():
         values = (arm["test_accuracy"][part] for part in ("mean", "low", "high"))

@@ -1,6 +1,6 @@
-"""The commands that look:
+"""The commands that look: list, runs, watch, serve and report.
 
-list what has a name; runs, watch, serve and report. They change nothing.
+They change nothing.
 """
 
 import json
@@ -30,17 +30,16 @@ DataRoot = Annotated[
 
 def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder."""
-    for reader in (readers := [RunReader(path) for path in find_runs(folder)]):
+    summaries = []
+    for path in find_runs(folder):
+        reader = RunReader(path)
         reader.refresh()
-    found = [summarise(reader) for reader in readers]
+        summaries.append(summarise(reader))
     if as_json:
-        print(
-            json.dumps(
-                [asdict(summary) for summary in found], indent=1, default=str, allow_nan=False
-            )
-        )
+        rows = [asdict(summary) for summary in summaries]
+        print(json.dumps(rows, indent=1, default=str, allow_nan=False))
     else:
-        Console().print(runs_table(found))
+        Console().print(runs_table(summaries))
 
 
 def watch(run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]) -> None:

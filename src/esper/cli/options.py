@@ -1,6 +1,6 @@
-"""Commands whose options come from a configuration:
+"""Commands whose options come from a configuration.
 
-names, types, help and defaults are the fields' own.
+Names, types, help and defaults of options are those of its fields.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,8 @@ from typer.core import TyperCommand
 
 from esper.leyline.configuration import leaves, read_setting, read_value
 
-_NAMES = {
-    "task.name": "--task",
-    "reward.family": "--reward-family",
-}  # Not called after the last part of their key.
+# options that are not called after the last part of their key
+_NAMES = {"task.name": "--task", "reward.family": "--reward-family"}
 
 
 def options_of(*keys: str) -> dict[str, str]:
@@ -61,9 +59,8 @@ class Asked:
     """What a command line asks for: its arguments as written, and what they mean."""
 
     arguments: Sequence[str]
-    changes: list[
-        tuple[str, Any]
-    ]  # (key, value) of the options that were given, then of each --set; later ones win
+    # (key, value) of the options that were written, then of each --set; later ones win
+    changes: list[tuple[str, Any]]
     preset: str | None
     file: Path | None
     resume: bool
@@ -71,9 +68,9 @@ class Asked:
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command of `esper.cli.NAME`:
+    """A command that is the module `esper.cli.NAME`.
 
-    its `OPTIONS`, the `CONFIG` that has their fields, and `play`.
+    The module has `OPTIONS`, the `CONFIG` whose fields they set, and `play`.
     """
 
     @cached_property
@@ -85,9 +82,11 @@ class ConfiguredCommand(TyperCommand):
         return typer.main.get_command(inner)
 
     def get_params(self, ctx: Any) -> Any:
+        """Return the options of the module."""
         return self._inner.get_params(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take lists with spaces as well as with commas."""
         lists = {
             option
             for parameter in self.get_params(ctx)
@@ -97,6 +96,7 @@ class ConfiguredCommand(TyperCommand):
         return super().parse_args(ctx, join_lists(args, lists - {"--set"}))
 
     def invoke(self, ctx: Any) -> Any:
+        """Call the module's `play`."""
         return self._inner.invoke(ctx)
 
 
@@ -135,8 +135,16 @@ def _function(module: Any) -> Callable[..., None]:
         tracked = [name for name in _TRACKERS if name in given]
         changes += [("telemetry.track", tracked)] if tracked else []
         changes += [read_setting(text) for text in given.get("set", ())]
-        flags = ("resume" in given, "json" in given)
-        module.play(Asked(call.obj, changes, given.get("preset"), given.get("config_json"), *flags))
+        module.play(
+            Asked(
+                arguments=call.obj,
+                changes=changes,
+                preset=given.get("preset"),
+                file=given.get("config_json"),
+                resume="resume" in given,
+                as_json="json" in given,
+            )
+        )
 
     parameters = [Parameter("call", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for option, key in module.OPTIONS.items():
@@ -184,8 +192,9 @@ def _kind(annotation: Any) -> Any:
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """A value as the configuration takes it; what is not a number stays as it was written, and is
-    refused there.
+    """Return a value as the configuration takes it.
+
+    What is not a number stays as it was written, and is refused there.
     """
     if get_origin(kind) is not tuple:
         return str(value) if isinstance(value, Path) else value

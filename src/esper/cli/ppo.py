@@ -1,6 +1,6 @@
-"""`esper ppo`:
+"""`esper ppo`: trains a growth policy, alone or as one rank of several.
 
-trains a growth policy, alone or as one rank of several. The training is elsewhere.
+The training is elsewhere.
 """
 
 import json
@@ -28,6 +28,7 @@ OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
 
 
 def play(asked: Asked) -> None:
+    """Train what a command line asks for."""
     if is_launched():
         if any(argument.startswith("--devices") for argument in asked.arguments):
             raise SettingError("under torchrun every rank has its own device; omit --devices.")
@@ -42,8 +43,9 @@ def play(asked: Asked) -> None:
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
-    """Train in `config.out`, alone or as one rank of a team; True if it finished, False if it was
-    stopped.
+    """Train in `config.out`, alone or as one rank of a team.
+
+    Returns True if it finished, and False if it was stopped.
     """
     wants_cuda = config.devices[0].startswith("cuda")
     with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):

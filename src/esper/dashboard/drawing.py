@@ -1,6 +1,6 @@
-"""A moment of a run as tables, bars and curves:
+"""A moment of a run as tables, bars and curves: pure functions for `watch` to show.
 
-pure functions for `watch` to show. No terminal, no files, no clock.
+No terminal, no files, no clock.
 """
 
 import math
@@ -44,9 +44,8 @@ class Moment:
     view: RunView
     summary: RunSummary
     episode: Episode | None  # the chosen host's
-    seen: Sequence[
-        tuple[float, int]
-    ] = ()  # clock and progress, whenever it moved while somebody watched
+    # clock and progress, whenever it moved while the screen was open
+    seen: Sequence[tuple[float, int]] = ()
     wanted: str = ""  # words that an event must have to be listed
     note: str = ""  # why there is nothing newer
 
@@ -62,17 +61,17 @@ def lay_out(
     table = Table(
         box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, show_header=bool(heads)
     )
-    for place in range(max(map(len, rows), default=0)):
-        head = Text(heads[place], "dim") if heads else ""
-        table.add_column(
-            head, ratio=1 if place == wide else None, no_wrap=True, overflow="ellipsis"
-        )
+    for number in range(max(map(len, rows), default=0)):
+        head = Text(heads[number], "dim") if heads else ""
+        ratio = 1 if number == wide else None
+        table.add_column(head, ratio=ratio, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
 def bar(share: float, width: int | None = None) -> Bar:
+    """Return a bar that is full where the share is 1 or more."""
     return Bar(1.0, 0.0, min(1.0, share), width=width, color=BLUE)
 
 
@@ -156,14 +155,16 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
     shown = Text(printable(stage), STYLES.get(stage, "dim"))
     if seed is None:
         return slot, shown, "", "", "", "never planted", "", fossils
-    place, blueprint = f"{slot} {(seed.module or '')[-14:]}".strip(), seed.blueprint or "-"
+    name = f"{slot} {(seed.module or '')[-14:]}".strip()
+    blueprint = seed.blueprint or "-"
     if seed.fate:
-        told = f"{seed.fate.lower()} at epoch {seed.end}"
-        told += "" if seed.removed is None else f", removed at {seed.removed}"
-        return place, shown, blueprint, "", "", told, "", fossils
+        end = f"{seed.fate.lower()} at epoch {seed.end}"
+        if seed.removed is not None:
+            end += f", removed at {seed.removed}"
+        return name, shown, blueprint, "", "", end, "", fossils
     gain = format_gain(seed.contribution, seed.standard_error)
     return (
-        place,
+        name,
         shown,
         blueprint,
         bar(seed.alpha),
@@ -175,8 +176,9 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
 
 
 def draw_curves(series: Series, curves: Sequence[tuple[str, str, Form, str]], height: int) -> Table:
-    """Columns (label, name, form, colour) one above the other, each with its newest value and its
-    range.
+    """Draw curves one above the other, each with its newest value and its range.
+
+    Each is given as label, name of its column, form of its values, colour.
     """
     rows = []
     for label, name, form, style in curves:
@@ -210,8 +212,9 @@ def draw_episode(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_reward(moment: Moment, width: int, height: int) -> Picture:
-    """What the chosen host earned so far, part by part; beside it the mean of the newest finished
-    round.
+    """Draw what the chosen host earned so far, part by part.
+
+    Beside it stands the mean of the newest finished round.
     """
     episode, rounds = moment.episode, moment.view.rounds
     names = [
@@ -232,6 +235,7 @@ def draw_reward(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
+    """Draw return, accuracy and size, the mean of all hosts, round by round."""
     curves = (
         ("return", "mean_return", "{:+.3f}".format, VIOLET),
         ("accuracy", "accuracy", "{:.2%}".format, GREEN),
@@ -244,6 +248,7 @@ def draw_rounds(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_ops(moment: Moment, width: int, height: int) -> Picture:
+    """Draw how often each op was chosen in this round."""
     ops = moment.view.ops
     most = max(ops.values(), default=0) or 1
     names = [*OP_NAMES, *sorted(set(ops) - set(OP_NAMES))]
@@ -253,12 +258,15 @@ def draw_ops(moment: Moment, width: int, height: int) -> Picture:
 
 
 def draw_health(moment: Moment, width: int, height: int) -> Picture:
-    """The newest update:
+    """Draw the newest update.
 
-    a line and a curve per number where there is room, else as many on a line as fit.
+    Each number has a line and a curve where there is room, else as many share a line as fit.
     """
-    view, rounds, found = moment.view, moment.view.rounds, len(moment.view.anomalies)
-    title = "PPO health" + (f" · {found} anomal{'y' if found == 1 else 'ies'}!" if found else "")
+    rounds = moment.view.rounds
+    anomalies = moment.view.anomalies
+    title = "PPO health"
+    if anomalies:
+        title += f" · {len(anomalies)} anomal{'y' if len(anomalies) == 1 else 'ies'}!"
     if not rounds.rows:
         return title, _none("update")
     heads = [name for name in rounds.columns if name.startswith("entropy.")]
@@ -277,22 +285,21 @@ def draw_health(moment: Moment, width: int, height: int) -> Picture:
         for label, name, form in columns
     ]
     if height >= len(numbers):
-        told = [
-            f"! round {a['round']}: {a['kind']} is {a['value']}"
-            for a in view.anomalies[len(numbers) - height :]
-        ]
-        return title, Group(
-            lay_out(numbers, wide=2),
-            *map(Text, map(printable, told if height > len(numbers) else ())),
-        )
+        room = height - len(numbers)
+        lines = []
+        for anomaly in anomalies[-room:] if room else ():
+            line = f"! round {anomaly['round']}: {anomaly['kind']} is {anomaly['value']}"
+            lines.append(Text(printable(line)))
+        return title, Group(lay_out(numbers, wide=2), *lines)
     items = [f"{label} {value}".replace(" ", "\xa0") for label, value, _ in numbers]
     short = "  ".join(items[:5] + [item.removeprefix("entropy\xa0") for item in items[5:]])
     return title, Text("\n".join(wrap(short, max(1, width))).replace("\xa0", " "))
 
 
 def choose_lines(lines: Iterable[LogLine], wanted: str) -> list[LogLine]:
-    """The lines that have all the words, in whatever case, in their kind, their text or their place
-    (`r5 h3`).
+    """Return the lines that have all the words, in whatever case.
+
+    A word may be in a line's kind, its text, or its round and host (`r5 h3`).
     """
     words = wanted.lower().split()
     return [

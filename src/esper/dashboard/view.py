@@ -246,8 +246,10 @@ def _options(annotation: Any) -> set[type]:
 
 def _types_of(event: type) -> dict[str, set[type]]:
     """Return the fields of a record of this event, with the types that each may have."""
-    fields = {name: _options(annotation) for name, annotation in get_type_hints(event).items()}
-    return {"type": {str}} | fields
+    fields: dict[str, set[type]] = {"type": {str}}
+    for name, annotation in get_type_hints(event).items():
+        fields[name] = _options(annotation)
+    return fields
 
 
 _FIELDS = {name: _types_of(event) for name, event in EVENT_TYPES.items()}

@@ -1,6 +1,6 @@
-"""`esper watch`:
+"""`esper watch`: a run on a terminal, followed while it is written.
 
-a run on a terminal, followed while it goes on. Reads and places; what is drawn is in `drawing`.
+Reads and lays out; what is drawn is in `drawing`.
 """
 
 import asyncio
@@ -31,18 +31,22 @@ SECONDS_BETWEEN_READINGS = 0.25
 
 
 class Panel(VerticalScroll):
-    """A titled part of the picture, which `drawing` draws by its id; scrolls where it is too small
-    for its lines.
+    """A titled part of the picture, which `drawing` draws by its id.
+
+    It scrolls where it is too small for its lines.
     """
 
     def compose(self) -> ComposeResult:
+        """Hold one widget, which shows what is drawn."""
         yield Static()
 
     def on_resize(self) -> None:
+        """Draw again, as drawings depend on the size."""
         assert isinstance(self.app, WatchApp)
         self.app.redraw()
 
     def show(self, moment: Moment) -> None:
+        """Draw a moment in the size that there is."""
         size = self.scrollable_content_region.size
         title, picture = getattr(drawing, f"draw_{self.id}")(moment, size.width, size.height)
         self.border_title = Text(title)
@@ -50,6 +54,8 @@ class Panel(VerticalScroll):
 
 
 class WatchApp(App[None]):
+    """The screen: panels, keys, and a reader that follows the run in a thread."""
+
     CSS_PATH = "watch.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (50, "-tall")]  # noqa: RUF012
@@ -65,12 +71,17 @@ class WatchApp(App[None]):
 
     def __init__(self, reader: RunReader):
         super().__init__()
-        self.reader, self.summary = reader, summarise(reader)
-        self.seen: deque[tuple[float, int]] = deque(maxlen=8)
-        self.host, self.wanted, self.note = 0, "", "reading"
-        self.is_reading = self.is_late = False
+        self.reader = reader
+        self.summary = summarise(reader)
+        self.seen: deque[tuple[float, int]] = deque(maxlen=8)  # clock and progress
+        self.host = 0  # counts up and down; taken modulo the number of hosts
+        self.wanted = ""
+        self.note = "reading"
+        self.is_reading = False
+        self.is_late = False  # whether a drawing waits for the reader
 
     def compose(self) -> ComposeResult:
+        """Lay out the panels; `watch.tcss` says how large they are."""
         yield Panel(id="header")
         yield Panel(id="chain")
         yield Horizontal(Panel(id="episode"), Panel(id="rounds"), id="curves")
@@ -83,6 +94,7 @@ class WatchApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
+        """Begin to follow the run."""
         self.query_one("#header").can_focus = False
         self.query_one("#log").anchor()  # stays at its end until somebody scrolls back
         self.screen.set_class(self.reader.view.kind != "ppo", "is-grown")
@@ -104,17 +116,20 @@ class WatchApp(App[None]):
 
     def read(self) -> bool:
         """Take in what the folder has; whether that is anything new."""
-        before, news = (self.summary.status, self.note), 0
+        before = (self.summary.status, self.note)
+        news = 0
         try:
             news = self.reader.refresh()
-            self.summary, self.note = summarise(self.reader), self.reader.problem or ""
+            self.summary = summarise(self.reader)
+            self.note = self.reader.problem or ""
         except (OSError, EsperError) as problem:
             self.note = str(problem)
         return news > 0 or before != (self.summary.status, self.note)
 
     def redraw(self) -> None:
-        """Draw what was read; while the view changes the picture stands, and is drawn right
-        after.
+        """Draw what was read.
+
+        While the view changes the picture stays, and it is drawn right after.
         """
         self.is_late = self.is_reading
         if self.is_late:
@@ -128,22 +143,27 @@ class WatchApp(App[None]):
                 panel.show(moment)
 
     def action_choose_host(self, by: int) -> None:
+        """Show the next host, or the one before."""
         self.host += by
         self.redraw()
 
     def action_drop_filter(self) -> None:
+        """List all events again."""
         self.query_one(Input).value = ""
         self.on_input_submitted()
 
     def on_input_changed(self, event: Input.Changed) -> None:
+        """List the events that have the words so far."""
         self.wanted = event.value
         self.redraw()
 
     def on_input_submitted(self) -> None:
+        """Go back to the events."""
         self.query_one("#log").focus()
 
 
 def watch(folder: Path) -> None:
+    """Show a run folder on the terminal until the user quits."""
     app = WatchApp(open_run(folder))
     if not (sys.__stdin__ and sys.__stdin__.isatty()):
         raise SettingError("esper watch needs a terminal; `esper runs` prints without one.")
