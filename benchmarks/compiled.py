@@ -1,9 +1,12 @@
-"""What it costs to stay compiled while growing: a small GPT that plants a seed per epoch, in over eight structures.
+"""What it costs to stay compiled while growing.
+
+A small GPT plants a seed per epoch, in over eight structures.
 
     python benchmarks/compiled.py --out NEW.json  # --device cuda on a GPU
 
-Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile anew). Each has a process of its
-own, and no code compiled before. Seconds are of the processor, compilers included.
+Arms: eager; whole (`torch.compile(garden.model)`, which the garden lets torch compile again). Each
+has a process of its own, and no code compiled before. Seconds are of the processor, compilers
+included.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python benchmarks/dashboard.py --out NEW.json
 
-Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400 hosts, the worst
-case for memory: no episode is over before its last line. About two events of seeds per epoch beside the epoch's own.
-Each opening is a process of its own on one core. Writes one JSON file: command, hardware, seconds and peak memory.
+Runs are generated: a PPO run of 32 hosts and episodes of 30 epochs, and a run of one policy on 400
+hosts, the worst case for memory: no episode is over before its last line. About two events of seeds
+per epoch beside the epoch's own. Each opening is a process of its own on one core. Writes one JSON
+file: command, hardware, seconds and peak memory.
 """
 
 import argparse

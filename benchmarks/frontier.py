@@ -42,15 +42,17 @@
     $resnet --stage seconds --depths 2 3 4 6 --plans 2-4@30 --computes 0.12 --seeds 1
     $F --report --publish
 
-1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes over the images
-(`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its learning-rate plan: constant, with the
-last fifth of the budget falling to zero. A static depth is one trunk with a decay forked off for each compute; grown
-arms are schedules that `esper run` takes too. `--stage tune` has seeds of its own, and so has `--stage plans`, which
-chooses a plan; the others are for what is claimed. Seconds are honest where one job has the machine to itself:
-that is `--stage seconds`. Each job leaves one file in --out. A job that is there or in benchmarks/results/frontier.json
-is not run again; `--again` leaves that file aside. `--list` says what would run and how long it may take; with
-`--minutes` no job is begun that would not end in time. `--report` writes tables, JSON and figures of all these jobs to
-OUT/report, or with `--publish` to the project's own folders, in place of what is there.
+1.0 of compute is the deepest network on 3,000 steps of 64 x 256 bytes (`code`), or on 40 passes
+over the images (`cifar10_resnet`). Every arm has the product's compute clock, its ledger and its
+learning-rate plan: constant, with the last fifth of the budget falling to zero. A static depth is
+one trunk with a decay forked off for each compute; grown arms are schedules that `esper run` takes
+too. `--stage tune` has seeds of its own, and so has `--stage plans`, which chooses a plan; the
+others are for what is claimed. Seconds are honest where one job has the machine to itself: that is
+`--stage seconds`. Each job leaves one file in --out. A job that is there or in
+benchmarks/results/frontier.json is not run again; `--again` leaves that file aside. `--list` says
+what would run and how long it may take; with `--minutes` no job is begun that would not end in
+time. `--report` writes tables, JSON and figures of all these jobs to OUT/report, or with
+`--publish` to the project's own folders, in place of what is there.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What `frontier.py` compares: tasks at its sizes, ways to spend their compute, and the jobs of each stage."""
+"""What `frontier.py` compares: tasks at its sizes, ways to spend their compute, jobs of each stage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Loss against compute and against seconds as one SVG picture, readable in light and dark. Numbers in, text out."""
+"""Loss against compute and against seconds as one SVG picture, readable in light and dark."""
 
 import math
 from collections.abc import Mapping, Sequence

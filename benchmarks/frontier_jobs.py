@@ -1,8 +1,8 @@
 """How `frontier.py` plays a job: networks of fixed depth and grown ones on a budget of compute.
 
-A job of fixed depth is one trunk at a constant rate; for each compute a decay is forked from it. Its row has the FLOPs
-and seconds of trunk and decay together, as if it had been run alone. Every other job is one episode, as `esper compare`
-plays it.
+A job of fixed depth is one trunk at a constant rate; for each compute a decay is forked from it.
+Its row has the FLOPs and seconds of trunk and decay together, as if it had been run alone. Every
+other job is one episode, as `esper compare` plays it.
 """
 
 import time

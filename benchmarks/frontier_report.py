@@ -1,4 +1,7 @@
-"""What `frontier.py` found: the frontier of static depths in hindsight, and how far grown networks lie below it."""
+"""What `frontier.py` found.
+
+The frontier of static depths in hindsight, and how far grown networks lie below it.
+"""
 
 import json
 import math

@@ -2,9 +2,10 @@
 
     python benchmarks/memory.py --device cuda --out NEW.json
 
-`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the random policy. `plans`:
-random plans in populations of 20 hosts, one after the other; memory after each, until 1,000 plans or `--seconds` are
-over. Images are generated. `reserved` is what torch's allocator holds, `used` what the whole device does.
+`hosts`: 64 hosts of `cifar10` side by side, as `esper compare` runs them, each growing by the
+random policy. `plans`: random plans in populations of 20 hosts, one after the other; memory after
+each, until 1,000 plans or `--seconds` are over. Images are generated. `reserved` is what torch's
+allocator holds, `used` what the whole device does.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Our learner beside stable-baselines3 and sb3-contrib, on their environments: what is learned, and how fast.
+"""Our learner beside stable-baselines3 and sb3-contrib: what is learned, and how fast.
 
     python benchmarks/peers_rl.py --out benchmarks/results/peers_rl.json                    # learning, 5 seeds each
     python benchmarks/peers_rl.py --recurrent-peer --out benchmarks/results/peers_rl.json   # the recurrent peer
     python benchmarks/peers_rl.py --speed --out benchmarks/results/peers_rl.json            # steps per second
 
-Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row names what differs.
-A run adds its own parts to the JSON file and leaves the others. One torch thread.
+Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row
+names what differs. A run adds its own parts to the JSON file and leaves the others. One torch
+thread.
 """
 
 import argparse

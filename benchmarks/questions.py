@@ -1,10 +1,11 @@
-"""The questions of docs/results.md, each as one `esper compare`; writes what it found with command, hardware and date.
+"""The questions of docs/results.md, each as one `esper compare`.
 
     python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
     python benchmarks/questions.py --list
 
-Results go to question_NAME.json in benchmarks/results, or in --out; one that is there stays, unless you --replace it.
-docs/make_results.py turns them into docs/results.md. `--work DIR` keeps finished arms, so that an interrupted question goes on; `--remark TEXT` stands beside the table.
+Results go to question_NAME.json in benchmarks/results, or in --out; one that is there stays, unless
+you --replace it. docs/make_results.py turns them into docs/results.md. `--work DIR` keeps finished
+arms, so that an interrupted question continues; `--remark TEXT` stands beside the table.
 """
 
 import argparse

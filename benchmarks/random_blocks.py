@@ -1,6 +1,7 @@
-"""Blueprint `random_block_zero`: a block of the host's shape, with random weights, that adds nothing at first.
+"""The blueprint `random_block_zero`.
 
-It is what a copy of a block is compared with. Importing this module registers it.
+A block of the host's shape with random weights, which adds nothing at first. It is what a copy of a
+block is compared with. Importing this module registers it.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,14 @@
-"""What training on several processes costs: two gloo ranks against two runs of one process side by side, and bytes.
+"""What training on several processes costs.
+
+Two gloo ranks against two runs of one process side by side, and the bytes that they exchange.
 
     python benchmarks/ranks.py --out benchmarks/results/ranks.json --name NAME
     python benchmarks/ranks.py --device cuda --processes 1 2 4 --total-hosts 16 --out benchmarks/results/ranks.json --name NAME
 
-Each process has one thread. Decisions per second are those of all processes together, over rounds 2 to the last.
-With --processes as many processes share the hosts and one device; the workload is that of
-benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set task.epochs=3` is a quick look.
+Each process has one thread. Decisions per second are those of all processes together, over rounds 2
+to the last. With --processes as many processes share the hosts and one device; the workload is that
+of benchmarks/training.py --findings. `--device cpu --set task.epoch_examples=64 --set
+task.epochs=3` is a quick look.
 """
 
 import argparse

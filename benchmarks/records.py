@@ -1,4 +1,4 @@
-"""Where a benchmark's record goes: a new JSON file, or a new run in a file that holds several by name.
+"""Where a benchmark's record goes: a new file, or a new run in a file of several runs.
 
 A benchmark calls `add_options` and, before it measures anything, `claim`; at the end `keep`.
 """

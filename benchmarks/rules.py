@@ -1,4 +1,4 @@
-"""Which rule deserves to be the default: rules on tasks and host seeds, paired; seeds that choose never judge.
+"""Which rule deserves to be the default: paired by host seed; seeds that choose never judge.
 
     python benchmarks/rules.py choose --arms heuristic heuristic:share=0.5 --device cuda:0 --data-root DATA
     python benchmarks/rules.py judge --arms heuristic random --device cuda:0 --data-root DATA
@@ -6,9 +6,10 @@
     python benchmarks/rules.py judge --arms heuristic --tasks python_text_plain --judge 70000 20 --device cuda:0
     python benchmarks/rules.py judge --arms heuristic random --table
 
-Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under OUT/STAGE/TASK, so that an
-interrupted call goes on and further arms can be added. `choose` reads validation only; test scores stay in the folders.
-The first arm is what the others are compared with. OUT/STAGE.json has what was found and the seeds of both stages.
+Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under
+OUT/STAGE/TASK, so that an interrupted call goes on and further arms can be added. `choose` reads
+validation only; test scores stay in the folders. The first arm is what the others are compared
+with. OUT/STAGE.json has what was found and the seeds of both stages.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""One grown run against a sweep of static sizes: what it costs to reach a target accuracy within a budget.
+"""One grown run against a sweep of static sizes: what it costs to reach a target accuracy.
 
     python benchmarks/sweep.py --data-root DATA --device cuda:0
 
-The grown runs and the host's own size are those of question_q1-cifar10.json (heuristic and never, learning rate x 1);
-the wider hosts are trained here, from scratch, with the same seeds, orders of data and plan. A sweep trains one size
-after the other, the smallest first, until one reaches the target on validation data; sizes beyond the budget are not
-tried. Results go to benchmarks/results/sweep_cifar10.json, or to --out; a file that is there stays, unless you --replace it.
+The grown runs and the host's own size are those of question_q1-cifar10.json (heuristic and never,
+learning rate x 1); the wider hosts are trained here, from scratch, with the same seeds, orders of
+data and plan. A sweep trains one size after the other, the smallest first, until one reaches the
+target on validation data; sizes beyond the budget are not tried. Results go to
+benchmarks/results/sweep_cifar10.json, or to --out; a file that is there stays, unless you --replace
+it.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""How fast hosts train side by side: examples per second by executor, hosts, batch and seeds; and whole decisions.
+"""How fast hosts train side by side.
+
+Examples per second by executor, hosts, batch and seeds; and whole decisions.
 
     python benchmarks/throughput.py --device cuda --out benchmarks/results/throughput.json --name "grid, today"
     python benchmarks/throughput.py --device cuda --decisions --out benchmarks/results/throughput.json --name NAME
     python benchmarks/throughput.py --device cpu --against-plain --out benchmarks/results/throughput.json --name NAME
 
-The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are printed as a table and
-written as JSON.
+The host is cifar10's, on generated images; crop, mirror, clipping and readings are on. Rows are
+printed as a table and written as JSON.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""How fast a growth policy trains, everything included: hosts, twins apart, policy, update, telemetry, checkpoints.
+"""How fast a growth policy trains, everything included.
+
+That is hosts, twins apart, policy, update, telemetry and checkpoints.
 
     python benchmarks/training.py --preset cifar10 --rounds 20 --data-root DIR --out benchmarks/results/ppo_cifar10.json --name NAME
     python benchmarks/training.py --findings --hosts 16 --rounds 8 --out benchmarks/results/ppo_findings.json --name NAME
@@ -6,9 +8,10 @@
     ... --amp bf16 --set compile=on --rounds 80 --left-out 30
     torchrun --nproc-per-node 4 benchmarks/training.py --preset cifar10 --rounds 20 --keep RUN ...
 
---findings is the workload that the public system was measured on: generated images, 3,125 to train and 625 to measure
-per host and decision, batch 512. The first round (capture, allocation) is left out of the speed, or the first
---left-out of them (compiled blocks); seconds_per_round has them all. A run that is gone on with is told from where.
+--findings is the workload that the public system was measured on: generated images, 3,125 to train
+and 625 to measure per host and decision, batch 512. The first round (capture, allocation) is left
+out of the speed, or the first --left-out of them (compiled blocks); seconds_per_round has them all.
+A run that is gone on with is told from where.
 """
 
 import argparse
