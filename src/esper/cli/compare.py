@@ -46,7 +46,7 @@ def play(asked: Asked) -> None:
 
 
 def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[str, Any] | None:
-    """Compare in `config.out`; what was found, or None if somebody stopped it."""
+    """Compare in `config.out`; the results, or None if it was stopped."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     values["files"] = {
         str(p): digest(p.resolve()) for p in map(Path, config.checkpoints) if p.is_file()

@@ -75,7 +75,7 @@ class ConfiguredCommand(TyperCommand):
 
     @cached_property
     def _inner(self) -> Any:
-        # the module loads torch, so it is imported when somebody asks for the options, not when
+        # the module loads torch, so it is imported when the options are asked for, not when
         # commands are listed
         inner = typer.Typer(add_completion=False)
         inner.command()(_function(import_module(f"esper.cli.{self.name}")))

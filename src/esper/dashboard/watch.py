@@ -96,7 +96,7 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         """Begin to follow the run."""
         self.query_one("#header").can_focus = False
-        self.query_one("#log").anchor()  # stays at its end until somebody scrolls back
+        self.query_one("#log").anchor()  # stays at its end until the user scrolls back
         self.screen.set_class(self.reader.view.kind != "ppo", "is-grown")
         self.call_after_refresh(self.follow)
 
