@@ -16,14 +16,14 @@ from esper.runtime.executors.structure import Key, good_state_key
 from esper.runtime.host import EpochReading, HostRun, HostSnapshot
 from esper.runtime.tensor_pairs import Pairs, copy_pairs
 
+# Times chance that accuracy must have reached before guessing is a collapse; it must also have been
+# four standard errors above chance.
 CLEARLY_BETTER = 2.0
-"""Times chance (and four standard errors above it) that accuracy must have reached before guessing
-is a collapse.
-"""
+# Times chance up to which accuracy is that of guessing.
 GUESSING = 1.1
-# Times its best that a held-out loss worse than guessing may be, for at most PATIENCE checks in a
-# row.
+# Times its best that a held-out loss worse than guessing may be, ...
 EXPLODED = 3.0
+# ... and for how many checks in a row.
 PATIENCE = 3
 
 
@@ -104,18 +104,20 @@ class Governor:
     def _expect_less_of_a_smaller_network(self) -> None:
         """Forget what was expected with a seed that has gone: it took its accuracy with it."""
         seeds = self._seeds()
-        if any(all(seed is not other for other in seeds) for seed in self._members):
+        present = {id(seed) for seed in seeds}
+        if any(id(seed) not in present for seed in self._members):
             self.best_accuracy = 0.0
             self.best_loss = math.inf
         self._members = seeds
 
     def _seeds(self) -> list[nn.Module]:
-        return [
-            seed
-            for slot in self.run.slots
-            for seed in (*slot.fossils, slot.seed)
-            if seed is not None
-        ]
+        """All modules that have grown, fossils and live seeds."""
+        seeds: list[nn.Module] = []
+        for slot in self.run.slots:
+            seeds += slot.fossils
+            if slot.seed is not None:
+                seeds.append(slot.seed)
+        return seeds
 
     def keep(self) -> None:
         """Remember the present as good, unless it is under suspicion."""
@@ -149,11 +151,10 @@ class Governor:
         self.run.restore(self._good, with_stream=False)
         self.rollbacks += 1
         self.bad_checks = 0
-        changes = [
-            self.run.model.cull_seed(s.slot_id, at_any_age=True)
-            for s in self.run.slots
-            if s.state.is_live
-        ]
+        changes = []
+        for slot in self.run.slots:
+            if slot.state.is_live:
+                changes.append(self.run.model.cull_seed(slot.slot_id, at_any_age=True))
         culled = {change.slot_id for change in changes}
         for slot, before in live.items():
             if slot.slot_id not in culled:  # planted after the last good epoch
@@ -164,7 +165,10 @@ class Governor:
 
 
 def keep_together(governors: Iterable[Governor]) -> None:
-    """Let each remember its host's present: one copy per device and type, however many hosts."""
+    """Let governors remember their hosts' present.
+
+    That is one copy per device and type, however many hosts there are.
+    """
     due: Pairs = {}
     for governor in governors:
         for kind, pairs in governor.due_copies().items():

@@ -96,6 +96,19 @@ class Population:
         data_root: Path | None = None,
         splits: Splits | None = None,
     ):
+        """Build one newborn host for every seed.
+
+        Args:
+            task: what hosts are trained on, and for how long.
+            seeds: the random seed of every host.
+            devices: where hosts train, in equal contiguous shares.
+            executor: how steps are run: auto, eager or graphed.
+            amp: precision of forward passes: off, bf16 or fp16.
+            compile: whether blocks are compiled: auto, on or off.
+            graph_memory: GiB of graphs per GPU; None is half of what is free.
+            data_root: folder that holds the data sets.
+            splits: examples to use instead of those that the task loads.
+        """
         parsed = parse_devices(devices)
         self.placed = map_hosts(len(seeds), parsed)
         self.task = task
@@ -141,9 +154,11 @@ class Population:
 
         Parts train at the same time, each with its own calls.
         """
+        chosen = slice(hosts.start, hosts.stop)
         part = copy.copy(self)
-        for name in ("placed", "runs", "governors"):
-            setattr(part, name, getattr(self, name)[hosts.start : hosts.stop])
+        part.placed = self.placed[chosen]
+        part.runs = self.runs[chosen]
+        part.governors = self.governors[chosen]
         return part
 
     def train_epoch(self, *, then_evaluate: bool = False) -> list[EpochReading]:

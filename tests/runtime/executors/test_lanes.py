@@ -256,10 +256,8 @@ def test_who_trains_again_or_begins_anew_waits_for_what_is_under_way(monkeypatch
         lambda: population.reset(0, 3),
     ):
         executor.train([run], then_measure=True)
-        executor._trained[run], executor._measured[run] = (
-            "trained",
-            (executor._measured[run][0], "measured"),
-        )
+        executor._trained[run] = "trained"
+        executor._measured[run] = executor._measured[run]._replace(end="measured")
         LateStream.told.clear()
         act_again()
         assert LateStream.told[:2] == ["trained", "measured"]

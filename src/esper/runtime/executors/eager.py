@@ -1,4 +1,4 @@
-"""Steps in Python, on any device: the reference."""
+"""Steps in Python, on any device: the reference that other executors must equal."""
 
 from collections.abc import Sequence
 

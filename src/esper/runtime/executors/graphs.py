@@ -1,10 +1,13 @@
-"""Steps as captured CUDA graphs: one graph per host and call, replayed on a stream."""
+"""Steps as captured CUDA graphs: one graph per host and call, replayed on a stream.
+
+What a graph is right for is in `structure`; what a step does is in `host`.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,6 +165,13 @@ class _DeviceGraphs:
             del self._kept[key]
 
 
+class _Measured(NamedTuple):
+    """A measurement that a lane was given: where its result will be, and its end."""
+
+    result: Tensor
+    end: torch.cuda.Event
+
+
 class GraphedExecutor:
     """Replays one graph per host and call on the host's lane.
 
@@ -173,8 +183,8 @@ class GraphedExecutor:
         self._devices: dict[torch.device, _DeviceGraphs] = {}
         self._warmed: set[Hashable] = set()
         self._trained: dict[HostRun, torch.cuda.Event] = {}  # ends of their last training
-        # what was promised, and its end
-        self._measured: dict[HostRun, tuple[Tensor, torch.cuda.Event]] = {}
+        # measurements that were promised
+        self._measured: dict[HostRun, _Measured] = {}
 
     def train(self, runs: Sequence[HostRun], *, then_measure: bool = False) -> list[Tensor]:
         """Train every host for one epoch, as `EagerExecutor.train` does, in turn.
@@ -194,8 +204,8 @@ class GraphedExecutor:
             self._capture_measure(run, run.splits.validation)
         self._end_training(changed, graphs, then_measure)
         scores = [graphs[run]["score"].result for run in runs]
-        for known in (calls, graphs):  # or they would hold what is to be given back
-            known.clear()
+        for container in (calls, graphs):  # or they would hold what is to be given back
+            container.clear()
         if not then_measure:
             self._tidy()
         return scores
@@ -230,7 +240,8 @@ class GraphedExecutor:
             self._replay([[call] for call in calls])
             ends = self._ends(runs)
             self._measured |= {
-                run: (call.result, ends[run]) for run, call in zip(runs, calls, strict=True)
+                run: _Measured(result=call.result, end=ends[run])
+                for run, call in zip(runs, calls, strict=True)
             }
 
     def _ends(self, runs: Sequence[HostRun]) -> dict[HostRun, torch.cuda.Event]:
@@ -254,12 +265,12 @@ class GraphedExecutor:
         """
         self.wait([run for run in runs if run in self._trained])
         for run in [run for run in runs if run in self._measured]:
-            torch.cuda.current_stream(run.device).wait_event(self._measured.pop(run)[1])
+            torch.cuda.current_stream(run.device).wait_event(self._measured.pop(run).end)
 
     def _replay(self, calls: Sequence[Sequence[_Captured]]) -> None:
         """A few calls of each host in turn: a deep queue of one host would keep others out."""
         for start in range(0, max(map(len, calls), default=0), _TURN):
-            for turn in filter(None, (own[start : start + _TURN] for own in calls)):
+            for turn in filter(None, (host_calls[start : start + _TURN] for host_calls in calls)):
                 with torch.cuda.stream(turn[0].stream):  # which takes longer than a launch
                     for call in turn:
                         call.graph.replay()
@@ -277,7 +288,8 @@ class GraphedExecutor:
         self._replay([[call] for call in calls])
         ends = self._ends([run for run, _ in due])
         measured = {
-            run: (call.result, ends[run]) for call, (run, _) in zip(calls, due, strict=True)
+            run: _Measured(result=call.result, end=ends[run])
+            for call, (run, _) in zip(calls, due, strict=True)
         }
         results = []
         for run in runs:
@@ -294,11 +306,13 @@ class GraphedExecutor:
         self._device(run).drop_episode(run)
 
     def _device(self, run: HostRun) -> _DeviceGraphs:
+        """All graphs of the device that this host trains on."""
         if run.device not in self._devices:
             self._devices[run.device] = _DeviceGraphs(run.device, self._most)
         return self._devices[run.device]
 
     def _captured(self, run: HostRun, name: str, call: Callable[[], Tensor | None]) -> _Captured:
+        """The graph of this name that the host's structure has, captured if there is none yet."""
         graphs = self._device(run).graphs(run)
         if name not in graphs:
             with torch.cuda.device(run.device):
@@ -338,12 +352,14 @@ class GraphedExecutor:
         return _capture(run, lane, call)
 
     def _tidy(self) -> None:
+        """Delete graphs that are not needed, and pools if they take too much memory."""
         for graphs in self._devices.values():
             graphs.drop_spare()
             graphs.keep_within()
 
 
 def _capture(run: HostRun, lane: _Lane, call: Callable[[], Tensor | None]) -> _Captured:
+    """Capture a call of a host on its lane; a compiled host may compile nothing new there."""
     run.optimizer.zero_grad(set_to_none=True)
     # as `measure` fills
     room = torch.zeros(2 + 2 * len(run.slots), dtype=torch.double, device=run.device)
