@@ -2,7 +2,7 @@
 
 import json
 import random
-from itertools import product
+from itertools import islice, product
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -162,8 +162,9 @@ def test_a_forged_memory_of_a_rule_is_one_error(tmp_path, policy):
     for path, wrong in product(leaves(memory), [*WRONG, 10**30]):
         decider.memory = replaced(memory, path, wrong)
         try:
-            for is_again in (False, decider.is_plan, False, False):
-                decider.decide(view, True, is_again)
+            for _ in range(3):
+                # a plan that nothing changes for would ask for ever
+                list(islice(decider.decide(view, lambda: view, True), 2))
         except SaveError:
             refused += 1
     assert refused > 10

@@ -244,7 +244,7 @@ def _options(annotation: Any) -> set[type]:
     return kinds | {int} if float in kinds else kinds
 
 
-def _types_of(event: type) -> dict[str, set[type]]:
+def _field_kinds(event: type) -> dict[str, set[type]]:
     """Return the fields of a record of this event, with the types that each may have."""
     fields: dict[str, set[type]] = {"type": {str}}
     for name, annotation in get_type_hints(event).items():
@@ -252,7 +252,7 @@ def _types_of(event: type) -> dict[str, set[type]]:
     return fields
 
 
-_FIELDS = {name: _types_of(event) for name, event in EVENT_TYPES.items()}
+_FIELDS = {name: _field_kinds(event) for name, event in EVENT_TYPES.items()}
 
 
 def is_sound(record: Record) -> bool:

@@ -375,17 +375,17 @@ SEVERITIES: dict[type[Event], TelemetryLevel] = dict.fromkeys(_MINIMAL, Telemetr
 """The level from which on a kind of event is kept; all that are not listed: NORMAL."""
 
 
-def _event_types() -> dict[str, type[Event]]:
+def _find_kinds() -> dict[str, type[Event]]:
     """Every class above that is a kind of event, by its name."""
     bases = (Event, HostEvent, SlotEvent)
-    types = {}
+    kinds = {}
     for name, value in globals().items():
         if isinstance(value, type) and issubclass(value, Event) and value not in bases:
-            types[name] = value
-    return types
+            kinds[name] = value
+    return kinds
 
 
-EVENT_TYPES = _event_types()
+EVENT_TYPES = _find_kinds()
 """The kinds of events by the `type` of their records."""
 
 

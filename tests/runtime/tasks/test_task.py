@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from esper.dashboard import payload
 from esper.leyline.errors import DataError, EsperError, HostError, SettingError, UnknownNameError
 from esper.leyline.stages import SeedStage
 from esper.runtime.config import TaskConfig
@@ -480,12 +479,6 @@ def test_a_twin_changes_with_every_field_that_a_never_grown_host_feels():
 def test_a_twin_does_not_change_with_growth():
     changes = {"slots": ("r0c0",), "budget": 2.0, "prunes": False, "summary": "another text"}
     assert fingerprint(replace(BLOBS, **changes), {}) == fingerprint(BLOBS, {})
-
-
-def test_the_dashboard_compares_runs_by_all_settings_that_a_never_grown_host_feels():
-    """It may not import tasks, so that it lists them; the length of an episode is a result there."""
-    felt = [name for name in TaskConfig.model_fields if name in training_fields()]
-    assert {*payload._TRAINING, "epochs"} == set(felt)
 
 
 @pytest.mark.parametrize("name", [name for name in TaskConfig.model_fields if name != "lengths"])
