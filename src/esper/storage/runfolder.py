@@ -1,6 +1,6 @@
 """A run on disk: every name in its folder, who may write to it, what it was started with.
 
-No training in here, and no file name anywhere else.
+No training in here. Only the numbered files of a save are named by the code that saves them.
 """
 
 import fcntl
