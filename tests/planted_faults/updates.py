@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         phrase="31: a failure's penalty is lost",
         place="simic/ppo/any_env.py::Player._step",
-        old="(rewards, terminated, truncated)",
-        new="(rewards * ~terminated, terminated, truncated)",
+        old="torch.as_tensor(rewards)",
+        new="torch.as_tensor(rewards * ~terminated)",
         test="simic/test_playing.py::test_the_penalty_of_a_host_that_fails_reaches_the_learner_on_that_step",
     ),
     Fault(

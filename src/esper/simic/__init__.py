@@ -1,6 +1,7 @@
-"""Teaches the decider: rollouts, PPO, diagnostics.
+"""Teaches a policy to grow: growth as an environment, rewards, twins, the training loop.
 
-The learner knows heads, masks and rewards, nothing of growth.
+What learns is in `ppo`, which knows heads, masks and rewards, nothing of growth. How hosts train
+(`runtime`), what a policy network is (`tamiyo`) and how runs are shown do not come in here.
 """
 
 from esper.simic.ppo.agent import PPOAgent as PPOAgent

@@ -21,8 +21,8 @@ from esper.tamiyo.policy_files import Layout, read, require_layout
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
 
-# told apart by the layout, and lengths one by one
-_OF_LAYOUT = ("slots", "blueprints", "blends", "lengths")
+_COMPARED_ELSEWHERE = ("slots", "blueprints", "blends", "lengths")
+"""fields of a task that the layout of a policy tells apart; lengths are compared one by one"""
 
 
 def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
@@ -42,43 +42,46 @@ def episodes_of(path: Path) -> int | None:
 
 
 def other_episodes(path: Path, played: Task) -> str | None:
-    """How the episodes that a policy was trained for differ from those it is to play; None where
-    nothing is known.
+    """How the episodes that a policy was trained for differ from those it is to play.
+
+    Returns a sentence, or None where they do not differ or nothing is known of them.
     """
-    known = read(path).plain["facts"].get("task")
+    saved = read(path).plain["facts"].get("task")
+    if saved is None:
+        return None
     with fitting(path):
-        if known is not None and known["name"] not in TASKS:
+        if saved["name"] not in TASKS:
             return (
-                f"{path} was trained on {known['name']}, a task that is not known "
+                f"{path} was trained on {saved['name']}, a task that is not known "
                 f"here: name its file with --import."
             )
-        trained = played if known is None else TaskConfig.of(known, str(path)).build()
-    names = {
-        *TaskConfig.model_fields,
-        *(f"lengths.{name}" for name in asdict(played.lengths)),
-    }.difference(_OF_LAYOUT)
-    pairs = {name: (attrgetter(name)(trained), attrgetter(name)(played)) for name in sorted(names)}
-    differing = ", ".join(
-        f"{n} {there} there and {here} here" for n, (there, here) in pairs.items() if there != here
-    )
+        trained = TaskConfig.of(saved, str(path)).build()
+    names = {*TaskConfig.model_fields}
+    names |= {f"lengths.{name}" for name in asdict(played.lengths)}
+    differences = []
+    for name in sorted(names.difference(_COMPARED_ELSEWHERE)):
+        there = attrgetter(name)(trained)
+        here = attrgetter(name)(played)
+        if there != here:
+            differences.append(f"{name} {there} there and {here} here")
+    if not differences:
+        return None
     return (
-        f"{path} was trained for other episodes: {differing}. Say --set task.KEY=VALUE."
-        if differing
-        else None
+        f"{path} was trained for other episodes: {', '.join(differences)}. "
+        f"Say --set task.KEY=VALUE."
     )
 
 
 def saved_rounds(folder: Path) -> int:
     """Whole rounds that a run has behind it on disk."""
     with fitting(folder / runfolder.MANIFEST):
-        return max(
-            (int(save.facts["rounds"]) for save in _store(folder, 1).generations()), default=0
-        )
+        generations = _store(folder, keep=1).generations()
+        return max((int(generation.facts["rounds"]) for generation in generations), default=0)
 
 
 def require_saved_corpus(folder: Path, corpus: str | None) -> None:
-    """Refuse to go on with another corpus than the one that a run's checkpoints rest on."""
-    for kept in _store(folder, 1).generations():
+    """Refuse to continue with another corpus than the one that a run's checkpoints rest on."""
+    for kept in _store(folder, keep=1).generations():
         require_corpus(kept.facts.get("corpus"), corpus, folder)
 
 
@@ -104,47 +107,60 @@ class History:
         team: Team | None = None,
         corpus: str | None = None,
     ):
-        self.folder, self.store = config.out, _store(config.out, config.keep_checkpoints)
-        self.layout, self.sink, self.team = layout, sink, team or Team()
-        self.hosts, self.episodes, self.corpus = config.hosts, 0, corpus
+        self.folder = config.out
+        self.store = _store(config.out, config.keep_checkpoints)
+        self.layout = layout
+        self.sink = sink
+        self.team = team or Team()
+        self.corpus = corpus
+        self.hosts = config.hosts
+        self.episodes = 0
         self.task = config.settled_task.model_dump(mode="json")
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
-        """The learner after `rounds` whole rounds, with where each rank's events stood; hosts begin
-        anew with each.
+        """Save the learner after `rounds` whole rounds, and where each rank's events stood.
+
+        Hosts are not saved: they begin again with each round.
         """
         name = f"round-{rounds:06d}.safetensors"
         self.episodes += self.hosts
         if self.team.rank == 0:
             name = self.store.free_name(name)
             self.sink.write(CheckpointSaved(rounds, name))
-        files = runfolder.event_files(self.folder)  # of ranks that there were once, too
-        events = {
-            str(rank): (segment, path.stat().st_size) for (rank, segment), path in files.items()
-        }
-        events |= {str(rank): end for rank, end in enumerate(self.team.gather(self.sink.commit()))}
+        ends = self._ends_of_events()
         if self.team.rank == 0:
-            facts = {
+            agent.facts = {
                 "rounds": rounds,
                 "episodes": self.episodes,
-                "events": events,
+                "events": ends,
                 "task": self.task,
+                "telemetry": self.sink.telemetry.state(),
             }
-            agent.facts = {**facts, "telemetry": self.sink.telemetry.state()}
             content = agent.to_bytes(self.layout, agent.facts)
-            known = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
-            self.store.save(known, {"policy": NewFile(name=name, content=content)})
+            facts = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
+            self.store.save(facts, {"policy": NewFile(name=name, content=content)})
+
+    def _ends_of_events(self) -> dict[str, Any]:
+        """Where the events of each rank end, of ranks that earlier starts had too."""
+        ends: dict[str, Any] = {}
+        for (rank, segment), path in runfolder.event_files(self.folder).items():
+            ends[str(rank)] = (segment, path.stat().st_size)
+        for rank, end in enumerate(self.team.gather(self.sink.commit())):
+            ends[str(rank)] = end
+        return ends
 
     def resume(self, agent: PPOAgent) -> int:
-        """Put the learner and the events back to the newest whole checkpoint; the number of rounds
-        it has behind it.
+        """Put the learner and the events back to the newest whole checkpoint.
+
+        Returns the number of rounds that it has behind it.
         """
         with self.team.together():
             newest = self.store.newest()
-        file = None if newest is None else newest.files["policy"]
-        self.team.require_same(
-            {"the checkpoint to go on from": file and f"{file['name']} {file['sha256'][:12]}"}
-        )
+        checkpoint = None
+        if newest is not None:
+            file = newest.files["policy"]
+            checkpoint = f"{file['name']} {file['sha256'][:12]}"
+        self.team.require_same({"the checkpoint to continue from": checkpoint})
         if newest is None:
             self._rewind({})
             return 0
@@ -158,11 +174,14 @@ class History:
             return int(facts["rounds"])
 
     def _rewind(self, ends: dict[str, Any]) -> None:
-        """To where each rank's events ended; rank 0 does it for those that are not there any
-        more.
+        """Cut the events to where those of each rank ended.
+
+        Rank 0 does it for ranks that there are no more.
         """
         known = TypeAdapter(dict[int, runfolder.Position]).validate_python(ends)
         self.sink.rewind(known.get(self.team.rank, runfolder.BEGINNING))
-        for rank, _ in runfolder.event_files(self.folder) if self.team.rank == 0 else ():
+        if self.team.rank > 0:
+            return
+        for rank, _ in runfolder.event_files(self.folder):
             if rank >= self.team.size:
                 runfolder.cut_events(self.folder, rank, known.get(rank, runfolder.BEGINNING))

@@ -1,6 +1,6 @@
 """Everything that decides a training run, in one frozen value.
 
-The only way into training; a knob exists here once.
+It is the only way into training; a knob exists here once.
 """
 
 import json
@@ -17,6 +17,8 @@ from esper.runtime.config import MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle
 from esper.simic.ppo.settings import PPOSettings
 from esper.simic.rewards import weights_of
+
+_PRESETS = files("esper.simic") / "presets"
 
 
 class RewardConfig(Configuration):
@@ -38,7 +40,20 @@ class TrainingTelemetry(TelemetrySettings):
 
 
 class TrainingConfig(HostsConfig):
-    """One training run of a growth policy."""
+    """One training run of a growth policy; docs/config.md lists the fields.
+
+    A value is frozen and checked when it is made: an unknown key is refused with the nearest known
+    one. Beside its own fields it has those of the hosts, such as `task`, `devices` and `executor`.
+
+    >>> import esper
+    >>> config = esper.TrainingConfig.of({"task": {"name": "blobs"}, "hosts": 2, "rounds": 1})
+    >>> config.family, config.ppo.gamma
+    ('contribution', 0.99)
+    >>> config.with_changes([("ppo.lr", 0.002)], "my script").ppo.lr
+    0.002
+    >>> esper.TrainingConfig.from_preset("digits").task.name
+    'digits'
+    """
 
     reward: RewardConfig = Field(RewardConfig(), description="what a decision earns")
     ppo: PPOSettings = Field(PPOSettings(), description="how the policy learns")
@@ -75,63 +90,59 @@ class TrainingConfig(HostsConfig):
         """A configuration that comes with the package, by the name of its task."""
         if name not in presets():
             raise UnknownNameError("preset", name, presets())
-        return cls.of(
-            json.loads((files("esper.simic") / "presets" / f"{name}.json").read_text()),
-            f"preset {name}",
-        )
+        text = (_PRESETS / f"{name}.json").read_text()
+        return cls.of(json.loads(text), f"preset {name}")
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
-        """The named preset, or the task's own; the defaults for a task without one, digits where
-        none is named.
+        """The named preset, or the task's own; where neither is named, the preset of digits.
+
+        A task without a preset gets the defaults.
         """
         if preset is None and isinstance(task, str) and task not in presets():
             return cls.of({"task": {"name": task}})
         return cls.from_preset(preset or str(task or "digits"))
 
     def check(self) -> None:
+        """Refuse settings that contradict each other or name what is not there."""
         super().check()
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
-        clock = self.task.build().clock
-        if self.family in (("contribution", "loss") if clock == "compute" else ("compute",)):
-            reason = (
-                f"reward.family is {self.family}, which does not pay for what clock "
-                f"{clock} measures"
-            )
-            raise SettingError(f"{reason}. Leave it out: --set reward.family=null.")
-        if (epochs := self.task.build().epochs) < 2:
+        task = self.task.build()
+        unfit = ("contribution", "loss") if task.clock == "compute" else ("compute",)
+        if self.family in unfit:
             raise SettingError(
-                f"an episode of {self.task.name} has {epochs} epoch; a decision needs at least two."
+                f"reward.family is {self.family}, which does not pay for what clock {task.clock} "
+                f"measures. Leave it out: --set reward.family=null."
             )
-        if (
-            backend := self.ppo.compile
-        ) is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
+        if task.epochs < 2:
+            raise SettingError(
+                f"an episode of {self.task.name} has {task.epochs} epoch; a decision needs at "
+                f"least two. Raise it: --set task.epochs=2."
+            )
+        backend = self.ppo.compile
+        if backend is not None and backend not in torch.compiler.list_backends(exclude_tags=()):
             raise UnknownNameError(
                 "backend of torch.compile", backend, torch.compiler.list_backends()
             )
 
     def settled(self) -> Self:
-        """The same with what follows from other fields written out, so that a later change cannot
-        move it.
+        """The same with what follows from other fields written out.
+
+        A later change of those fields does not move it any more.
         """
-        whole = self.rounds * self.hosts * (self.task.build().epochs - 1)
-        return self.model_copy(
-            update={"ppo": self.ppo.annealed_over(whole), "task": self.settled_task}
-        )
+        decisions = self.rounds * self.hosts * (self.task.build().epochs - 1)
+        changes = {"ppo": self.ppo.annealed_over(decisions), "task": self.settled_task}
+        return self.model_copy(update=changes)
 
     @property
     def family(self) -> str:
         """The family of rewards that is named, or the clock's own."""
-        return self.reward.family or (
-            "compute" if self.task.build().clock == "compute" else "contribution"
-        )
+        if self.reward.family:
+            return self.reward.family
+        return "compute" if self.task.build().clock == "compute" else "contribution"
 
 
 def presets() -> tuple[str, ...]:
     """Names of the configurations that come with the package."""
-    return tuple(
-        sorted(
-            path.name.removesuffix(".json") for path in (files("esper.simic") / "presets").iterdir()
-        )
-    )
+    return tuple(sorted(path.name.removesuffix(".json") for path in _PRESETS.iterdir()))

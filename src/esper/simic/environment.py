@@ -1,5 +1,6 @@
-"""Growth as a Gymnasium vector environment over a `Population`. It applies, trains, measures and
-pays; no learning.
+"""Growth as a Gymnasium vector environment over a `Population`.
+
+It applies, trains, measures and pays; nothing learns here.
 
 One step: ops -> tick -> one epoch of training -> measuring -> reward -> observation and masks. A
 reset trains and measures one epoch first, so an action is paid for by the epoch that follows it.
@@ -8,9 +9,7 @@ reset trains and measures one epoch first, so an action is paid for by the epoch
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +37,68 @@ from esper.tamiyo.policy_files import Layout
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
-MAX_ROLLBACKS = 3  # The governor gives a host up at this many rollbacks in one episode.
+StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]
+"""observations, rewards, terminated, truncated, info: what Gymnasium wants of a step"""
+MAX_ROLLBACKS = 3
+"""the governor gives a host up at this many rollbacks in one episode"""
 LEAST_CHANGE = 0.1
-"""Part of the loss of guessing that is the least unit of loss:
-
-a twin that learns nothing would make noise count.
+"""share of the loss of guessing that is the least unit of loss; the unit of a twin that learns
+nothing would make noise count
 """
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How well a host did when it was last measured."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class SentStep:
+    """What `step_wait` needs to know of the step that `step_async` has begun."""
+
+    twins_before: list[EpochReading | None]  # None for a host whose episode begins
+    ops: list[int]  # what was done
+    before: list[Standing]
+    events: list[list[Event]]
+
+
 class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
-    """N hosts that train side by side. Episodes end by themselves after `task.epochs` epochs
-    (terminated).
+    """N hosts that train side by side, each in episodes of `task.epochs` epochs.
 
-    A host that has ended begins a new episode in the next step, which ignores its action
-    (NEXT_STEP).
+    An episode ends by itself (terminated). A host that has ended begins a new episode in the next
+    step, which ignores its action (NEXT_STEP). An action is four numbers: op, slot, blueprint and
+    blend; `info["action_mask"]` has what is legal, by head.
 
-    Args: host_seeds: the hosts there are; each episode takes one, and each one's twin is computed
-        once. folder: where twins are kept. weights: reward terms by name; `rewards.FAMILIES` has
-        sets of them. first: the number that the first host goes by in events, where other processes
-        have hosts too. population: how to run hosts, as `Population` takes it (devices, executor,
-        amp, data_root, splits).
+    Args:
+        task: what hosts learn, as `esper.runtime.tasks.registry.get_task` gives it.
+        count: N.
+        host_seeds: the hosts there are. Each episode takes one of them, and the twin of each,
+            the same host never grown, is computed once.
+        folder: where twins are kept.
+        weights: reward terms by name; `esper.simic.rewards.FAMILIES` has sets of them.
+        use_telemetry: whether observations have the telemetry features of each slot.
+        first: number of the first host in events, where other processes have hosts too.
+        population: how to run hosts, as `Population` takes it (devices, executor, amp,
+            data_root, splits).
+
+    >>> from dataclasses import replace
+    >>> import esper
+    >>> from esper.runtime.tasks.registry import get_task
+    >>> task = replace(get_task("blobs"), epochs=3, epoch_examples=64)
+    >>> env = esper.GrowthVectorEnv(task, 2, host_seeds=[1, 2], folder="twins")
+    >>> obs, info = env.reset(seed=0)
+    >>> obs.shape == (2, env.width)
+    True
+    >>> wait = [0, 0, 0, 0]
+    >>> for epoch in (2, 3):
+    ...     obs, rewards, terminated, truncated, info = env.step([wait, wait])
+    >>> terminated.tolist(), truncated.tolist()
+    ([True, True], [False, False])
+    >>> sorted(info["reward_parts"][0])
+    ['accuracy_beyond_twin', 'breakdown', 'churn', 'lasting_accuracy', 'rent']
     """
 
     def __init__(
@@ -82,37 +123,41 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
                 f"growth needs 1 host, 1 host seed and 2 epochs; got {count}, {len(host_seeds)} "
                 f"and {task.epochs}."
             )
-        self.task, self.num_envs, self.host_seeds = task, count, tuple(host_seeds)
-        self.weights = check_weights(
-            FAMILIES.get(task.clock, FAMILIES["contribution"]) if weights is None else weights
-        )
-        self.use_telemetry, self.first = use_telemetry, first
-        found = twin_readings(task, self.host_seeds, Path(folder), **population)
-        assert found is not None  # nobody is asked whether to stop
-        self.twins = {seed: bridge_gaps(readings, task.chance) for seed, readings in found.items()}
-        self.units = {
-            seed: typical_change(readings, task.chance) for seed, readings in self.twins.items()
-        }
+        self.task = task
+        self.num_envs = count
+        self.host_seeds = tuple(host_seeds)
+        if weights is None:
+            weights = FAMILIES.get(task.clock, FAMILIES["contribution"])
+        self.weights = check_weights(weights)
+        self.use_telemetry = use_telemetry
+        self.first = first
+        readings = twin_readings(task, self.host_seeds, Path(folder), **population)
+        assert readings is not None  # no should_stop was given that could end it
+        self.twins = {seed: bridge_gaps(twin, task.chance) for seed, twin in readings.items()}
+        self.units = {seed: typical_change(twin, task.chance) for seed, twin in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         self.episodes = Episodes(self.population, first)
         self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
-        self.layout_of = partial(
-            Layout.of, self.space, use_telemetry
-        )  # of two widths: what a policy here fits
         self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        self.seed, self.begun = 0, 0
+        self.seed = 0
+        self.begun = 0
         self.is_over = np.zeros(count, bool)
-        self.accuracy, self.loss = np.zeros(count), np.zeros(count)
+        self.accuracy = np.zeros(count)
+        self.loss = np.zeros(count)
+
+    def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
+        """What a policy of these widths is built for if it learns here."""
+        return Layout.of(self.space, self.use_telemetry, hidden_dim, head_dim)
 
     def parts(self) -> list["GrowthVectorEnv"]:
-        """Views of these hosts to step in turn:
+        """Views of these hosts to step in turn.
 
-        two where graphs let one half train while Python has the other.
+        There are two where graphs let one half train while Python has the other, else one.
         """
         half = self.num_envs // 2  # thirds and quarters were slower: the policy is asked more often
         if not half or not isinstance(self.population.executor, GraphedExecutor):
@@ -120,21 +165,19 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return [self._part(hosts) for hosts in (range(half), range(half, self.num_envs))]
 
     def _part(self, hosts: range) -> "GrowthVectorEnv":
-        """Some hosts; whoever steps parts and then the whole must reset it first, which follows
-        none of them.
+        """Some of the hosts.
+
+        The whole does not follow its parts: reset it before you step it again.
         """
-        part, own = copy.copy(self), slice(hosts.start, hosts.stop)
-        part.num_envs, part.first, part.population = (
-            len(hosts),
-            self.first + hosts.start,
-            self.population.part(hosts),
-        )
+        part = copy.copy(self)
+        rows = slice(hosts.start, hosts.stop)
+        part.num_envs = len(hosts)
+        part.first = self.first + hosts.start
+        part.population = self.population.part(hosts)
         part.episodes = Episodes(part.population, part.first)
-        part.is_over, part.accuracy, part.loss = (
-            self.is_over[own],
-            self.accuracy[own],
-            self.loss[own],
-        )
+        part.is_over = self.is_over[rows]
+        part.accuracy = self.accuracy[rows]
+        part.loss = self.loss[rows]
         part.observation_space = batch_space(self.single_observation_space, len(hosts))
         part.action_space = batch_space(self.single_action_space, len(hosts))
         return part
@@ -150,7 +193,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def reset_async(self, *, seed: int | None = None, options: Info | None = None) -> None:
         """Begin N episodes; devices train their first epoch until `reset_wait`."""
         if seed is not None:
-            self.seed, self.begun = seed, 0
+            self.seed = seed
+            self.begun = 0
         self.begun = int((options or {}).get("episodes", self.begun))
         for host in range(self.num_envs):
             self._begin(host)
@@ -158,24 +202,24 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.episodes.start()
 
     def reset_wait(self) -> tuple[Any, Info]:
+        """Observations and info after the epoch that `reset_async` has begun."""
         return self._see(self._finish(), {})
 
     def _begin(self, host: int) -> None:
-        """A new episode in this place, with the host whose turn it is."""
-        turn, place = divmod(self.begun, len(self.host_seeds))
+        """A new episode in place of this host's, with the seed whose turn it is."""
+        turn, index = divmod(self.begun, len(self.host_seeds))
         order = np.random.default_rng([self.seed, turn]).permutation(len(self.host_seeds))
-        self.episodes.begin(host, self.host_seeds[order[place]])
+        self.episodes.begin(host, self.host_seeds[order[index]])
         self.begun += 1
-        self.accuracy[host], self.loss[host] = self.task.chance, -math.log(self.task.chance)
+        self.accuracy[host] = self.task.chance
+        self.loss[host] = -math.log(self.task.chance)
 
     def twin(self, host: int) -> EpochReading:
         """The twin's reading of the epoch that the host has just been trained for."""
         run = self.population.runs[host]
         return self.twins[run.seed][run.epoch - 1]
 
-    def step(
-        self, actions: Any
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
+    def step(self, actions: Any) -> StepResult:
         """One epoch of every host."""
         self.step_async(actions)
         return self.step_wait()
@@ -183,33 +227,41 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Carry actions out; devices train the epoch that follows until `step_wait`."""
         begins: list[int] = np.flatnonzero(self.is_over).tolist()
-        before = [None if host in begins else self.twin(host) for host in range(self.num_envs)]
+        twins_before = [
+            None if host in begins else self.twin(host) for host in range(self.num_envs)
+        ]
         for host in begins:
             self._begin(host)
         ops, acted = self._apply(np.asarray(actions), begins)
         ticked = self.episodes.tick()
-        was = list(zip(self.accuracy.tolist(), self.loss.tolist(), strict=True))
-        self._sent = before, ops, was, [[*a, *b] for a, b in zip(acted, ticked, strict=True)]
+        scores = zip(self.accuracy.tolist(), self.loss.tolist(), strict=True)
+        self._sent = SentStep(
+            twins_before=twins_before,
+            ops=ops,
+            before=[Standing(accuracy=accuracy, loss=loss) for accuracy, loss in scores],
+            events=_chained(acted, ticked),
+        )
         self.episodes.start()
 
-    def step_wait(
-        self,
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]:
+    def step_wait(self) -> StepResult:
         """What came of the actions that were carried out."""
         trained = self._finish()
-        before, ops, was, acted = self._sent
-        rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        sent = self._sent
+        rewards = np.zeros(self.num_envs)
+        terminated = np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
-        for host, twin_before in enumerate(before):
-            if twin_before is not None:
-                is_rolled_back = any(isinstance(event, HostRolledBack) for event in trained[host])
-                facts = self._facts(host, ops[host], was[host], twin_before, is_rolled_back)
-                parts[host] = reward_parts(facts, self.weights)
-                rewards[host] = sum(parts[host].values())
-                terminated[host] = facts.is_last
+        for host, twin_before in enumerate(sent.twins_before):
+            if twin_before is None:
+                continue
+            is_rolled_back = any(isinstance(event, HostRolledBack) for event in trained[host])
+            facts = self._facts(
+                host, sent.ops[host], sent.before[host], twin_before, is_rolled_back
+            )
+            parts[host] = reward_parts(facts, self.weights)
+            rewards[host] = sum(parts[host].values())
+            terminated[host] = facts.is_last
         self.is_over[:] = terminated
-        happened = [[*a, *b] for a, b in zip(acted, trained, strict=True)]
-        obs, info = self._see(happened, {"reward_parts": parts})
+        obs, info = self._see(_chained(sent.events, trained), {"reward_parts": parts})
         return obs, rewards, terminated, np.zeros(self.num_envs, bool), info
 
     def _apply(
@@ -217,41 +269,47 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[list[int], list[list[Event]]]:
         """Carry out what is possible; what is not counts as WAIT.
 
-        Returns the ops that were done and what happened.
+        Returns the ops that were done and what happened, by host.
         """
-        done, happened = [OP_WAIT] * self.num_envs, []
+        done = []
+        happened = []
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
-            happened.append(
-                [] if host in begins else self.episodes.act(host, (op, slot, blueprint, blend))
-            )
-            is_refused = any(isinstance(event, ActionRefused) for event in happened[host])
-            done[host] = op if happened[host] and not is_refused else OP_WAIT
+            events: list[Event] = []
+            if host not in begins:
+                events = self.episodes.act(host, (op, slot, blueprint, blend))
+            is_refused = any(isinstance(event, ActionRefused) for event in events)
+            done.append(op if events and not is_refused else OP_WAIT)
+            happened.append(events)
         return done, happened
 
     def _facts(
         self,
         host: int,
         op: int,
-        was: tuple[float, float],
+        before: Standing,
         twin_before: EpochReading,
         is_rolled_back: bool,
     ) -> StepFacts:
-        run, twin, flops = self.population.runs[host], self.twin(host), self.population.flops
-        if (
-            self.population.clock is not None and run.epoch == 2
-        ):  # a twin pays for no measurement: it has seen more
-            was = _measured(twin_before.held_out_accuracy), _measured(twin_before.held_out_loss)
-        model, added = run.model, run.model.fossilized_params + run.model.active_params
+        """What rewards may know of a host's epoch."""
+        run = self.population.runs[host]
+        model = run.model
+        twin_standing = _standing_of(self.twin(host))
+        twin_standing_before = _standing_of(twin_before)
+        if self.population.clock is not None and run.epoch == 2:
+            # a twin pays for no measurement, so in the first epoch it has seen more than the host
+            before = twin_standing_before
+        flops = self.population.flops
+        added = model.fossilized_params + model.active_params
         is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
         return StepFacts(
             accuracy=float(self.accuracy[host]),
-            accuracy_before=was[0],
-            twin_accuracy=_measured(twin.held_out_accuracy),
-            twin_accuracy_before=_measured(twin_before.held_out_accuracy),
+            accuracy_before=before.accuracy,
+            twin_accuracy=twin_standing.accuracy,
+            twin_accuracy_before=twin_standing_before.accuracy,
             loss=float(self.loss[host]),
-            loss_before=was[1],
-            twin_loss=_measured(twin.held_out_loss),
-            twin_loss_before=_measured(twin_before.held_out_loss),
+            loss_before=before.loss,
+            twin_loss=twin_standing.loss,
+            twin_loss_before=twin_standing_before.loss,
             loss_unit=self.units[run.seed],
             op=op,
             params_share=added / model.host_params,
@@ -263,18 +321,20 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         )
 
     def _finish(self) -> list[list[Event]]:
-        """Wait for the epoch of every host.
+        """Wait for the epoch of every host; what happened, by host.
 
-        One without a reading stands where it stood, and so does a twin.
+        A host without a reading stands where it stood, and so does a twin.
         """
         happened = self.episodes.finish()
         for host, reading in enumerate(self.population.readings()):
             if reading is not None and _is_measured(reading):
-                self.accuracy[host] = _measured(reading.held_out_accuracy)
-                self.loss[host] = _measured(reading.held_out_loss)
+                standing = _standing_of(reading)
+                self.accuracy[host] = standing.accuracy
+                self.loss[host] = standing.loss
         return happened
 
     def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:
+        """Observations and info of all hosts as they stand."""
         info = {
             "action_mask": compute_batch_masks(self.episodes.views),
             "reports": [view.reports for view in self.episodes.views],
@@ -285,32 +345,44 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         return observe(self.episodes.trackers, self.use_telemetry), info
 
 
-def _measured(value: float | None) -> float:
-    assert value is not None, "the epoch has not been measured"
-    return value
+def _chained(earlier: list[list[Event]], later: list[list[Event]]) -> list[list[Event]]:
+    """The events of each host, one after the other."""
+    return [first + second for first, second in zip(earlier, later, strict=True)]
+
+
+def _standing_of(reading: EpochReading) -> Standing:
+    accuracy = reading.held_out_accuracy
+    loss = reading.held_out_loss
+    assert accuracy is not None, "the epoch has not been measured"
+    assert loss is not None, "the epoch has not been measured"
+    return Standing(accuracy=accuracy, loss=loss)
 
 
 def _is_measured(reading: EpochReading) -> bool:
-    return (
-        finite(reading.held_out_loss) is not None and finite(reading.held_out_accuracy) is not None
-    )
+    has_loss = finite(reading.held_out_loss) is not None
+    return has_loss and finite(reading.held_out_accuracy) is not None
 
 
 def bridge_gaps(readings: Sequence[EpochReading], chance: float) -> list[EpochReading]:
-    """A twin that broke down for an epoch counts as standing where it stood before, which at first
-    is guessing.
+    """A twin's readings; where it broke down it stands where it stood before.
+
+    Before its first epoch a twin guesses.
     """
-    guessing = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
-    return list(
-        accumulate(readings, lambda was, now: now if _is_measured(now) else was, initial=guessing)
-    )[1:]
+    last = replace(readings[0], held_out_loss=-math.log(chance), held_out_accuracy=chance)
+    bridged = []
+    for reading in readings:
+        if _is_measured(reading):
+            last = reading
+        bridged.append(last)
+    return bridged
 
 
 def typical_change(twin: Sequence[EpochReading], chance: float) -> float:
-    """How far a twin's held-out loss falls in its episode, or a part of the loss of guessing if
-    that is more.
+    """How far a twin's held-out loss falls in its episode.
+
+    It is at least `LEAST_CHANGE` of the loss of guessing.
     """
-    losses = [_measured(reading.held_out_loss) for reading in twin]
+    losses = [_standing_of(reading).loss for reading in twin]
     return max(losses[0] - min(losses), LEAST_CHANGE * -math.log(chance))
 
 

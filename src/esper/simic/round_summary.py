@@ -1,10 +1,10 @@
-"""What a round of episodes adds up to, and what is told of it on the way.
+"""What a round of episodes adds up to, and the events that are emitted on the way.
 
-Counts and writes; steers nothing.
+It counts and writes; it steers nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,41 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.sink import Sink
 
 Array = NDArray[Any]
-_LAST = ("accuracy", "twin_accuracy", "params_share")
-"""what is kept of each host's last epoch; parameters are over the host's own"""
+
+
+@dataclass
+class Sums:
+    """What hosts of a round add up to; ranks send it to each other."""
+
+    hosts: int
+    returns: float
+    refused: int
+    accuracy: float  # these three after the last epoch of each host
+    twin_accuracy: float
+    params_share: float  # of the host's own parameters
+    reward_parts: dict[str, float]
+    ops: dict[str, int]
+    stages: dict[str, int]  # how often a slot came to each
 
 
 class RoundTally:
     """Follows one round through its steps."""
 
     def __init__(self, env: GrowthVectorEnv, number: int, sink: Sink):
-        self.env, self.number, self.sink = env, number, sink
+        self.env = env
+        self.number = number
+        self.sink = sink
         self.returns = np.zeros(env.num_envs)
         self.parts = dict.fromkeys(env.weights, 0.0)
         self.ops = np.zeros(len(OP_NAMES), int)
         self.stages: dict[str, int] = {}
         self.refused = 0
-        self.last = np.zeros((env.num_envs, len(_LAST)))
+        # of each host after its last epoch
+        self.accuracy = np.zeros(env.num_envs)
+        self.twin_accuracy = np.zeros(env.num_envs)
+        self.params_share = np.zeros(env.num_envs)
         self.ranks: list[events.RankTimed] = []
-        """how long each process took to play its share:
-
-        this one until the round is finished, then all
-        """
+        """how long each process took to play its share; only this one until `finish`"""
 
     def take(
         self,
@@ -46,41 +61,40 @@ class RoundTally:
         rewards: Array,
         masks: Mapping[str, Array],
         info: Info,
-        goes_on: Array,
+        is_playing: Array,
     ) -> None:
-        """Take in one step of those hosts, from `first` on, that go on; what an episode has cost is
-        told as it ends.
+        """Take in one step of the hosts from `first` on whose episodes have not ended before it.
+
+        What an episode has cost is emitted when it ends.
         """
-        for row in np.flatnonzero(goes_on).tolist():
-            host, told, parts = first + row, info["events"][row], info["reward_parts"][row]
+        for row in np.flatnonzero(is_playing).tolist():
+            host = first + row
+            happened = info["events"][row]
+            parts = info["reward_parts"][row]
             self.returns[host] += rewards[row]
             for name, value in parts.items():
                 self.parts[name] += value
             self.ops[actions[row, 0]] += 1
-            success = not any(isinstance(event, events.ActionRefused) for event in told)
+            success = not any(isinstance(event, events.ActionRefused) for event in happened)
             self.refused += not success
             if self.sink.wants(TelemetryLevel.DEBUG):
-                self._tell_action(
-                    host,
-                    actions[row].tolist(),
-                    {n: mask[row] for n, mask in masks.items()},
-                    success,
-                )
-            self.emit(host, told, reward=float(rewards[row]), reward_parts=parts)
+                host_masks = {name: mask[row] for name, mask in masks.items()}
+                self._emit_action(host, actions[row].tolist(), host_masks, success)
+            self.emit(host, happened, reward=float(rewards[row]), reward_parts=parts)
             if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
                 self.sink.write(self.env.episodes.close(host))
 
-    def emit(self, host: int, told: Sequence[events.Event], **earned: Any) -> None:
-        """Write a host's events; its epoch gets the twin's reading and what the decision before it
-        earned.
+    def emit(self, host: int, happened: Sequence[events.Event], **earned: Any) -> None:
+        """Write a host's events.
+
+        Its epoch gets the twin's reading and what the decision before it earned.
         """
-        model, twin = self.env.population.runs[host].model, self.env.twin(host)
-        self.last[host] = (
-            self.env.accuracy[host],
-            twin.held_out_accuracy,
-            model.total_params / model.host_params,
-        )
-        for event in told:
+        model = self.env.population.runs[host].model
+        twin = self.env.twin(host)
+        self.accuracy[host] = self.env.accuracy[host]
+        self.twin_accuracy[host] = twin.held_out_accuracy
+        self.params_share[host] = model.total_params / model.host_params
+        for event in happened:
             if isinstance(event, events.StageChanged):
                 self.stages[event.after] = self.stages.get(event.after, 0) + 1
             if isinstance(event, events.HostEpoch):
@@ -89,25 +103,30 @@ class RoundTally:
                 )
             self.sink.write(event)
 
-    def _tell_action(
+    def _emit_action(
         self, host: int, action: list[int], masks: Mapping[str, Array], success: bool
     ) -> None:
-        (op, slot, blueprint, blend), heads = action, self.env.heads
-        cases = {"op": (), "slot": (op,), "blueprint": (slot,), "blend": ()}
+        """Write a decision, with the heads that had no choice in it."""
+        op, slot, blueprint, blend = action
+        heads = self.env.heads
+        mask_rows = {
+            "op": masks["op"],
+            "slot": masks["slot"][op],
+            "blueprint": masks["blueprint"][slot],
+            "blend": masks["blend"],
+        }
         used = {head.name for head in heads.heads if op in heads.uses(head)}
+        masked = {head: head not in used or row.sum() <= 1 for head, row in mask_rows.items()}
         record = events.emit_last_action(
             env_id=self.env.first + host,
-            epoch=self.env.population.runs[host].epoch
-            - 1,  # decided before the epoch that pays for it
+            # a decision is made before the epoch that pays for it
+            epoch=self.env.population.runs[host].epoch - 1,
             slot_idx=slot,
             blueprint_idx=blueprint,
             blend_idx=blend,
             op_idx=op,
             slot_id=self.env.space.slots.slot_ids[slot],
-            masked={
-                head: head not in used or masks[head][*case].sum() <= 1
-                for head, case in cases.items()
-            },
+            masked=masked,
             success=success,
             space=self.env.space,
         )
@@ -118,35 +137,27 @@ class RoundTally:
     def finish(
         self, decisions: int, update: dict[str, Any], seconds: float, team: Team
     ) -> events.RoundFinished:
-        """The round as one event, of the hosts of all ranks; the slowest rank's clock counts.
+        """The round as one event, of the hosts of all ranks; rank 0 writes it.
 
-        Rank 0 tells it.
+        The slowest rank's clock counts.
         """
-        last = dict(zip(_LAST, self.last.sum(0).tolist(), strict=True))
-        own = {
-            "hosts": self.env.num_envs,
-            "returns": float(self.returns.sum()),
-            "refused": self.refused,
-            **last,
-        }
-        ops = dict(zip(OP_NAMES, self.ops.tolist(), strict=True))
-        everyone = team.gather((own, self.parts, ops, self.stages, seconds, self.ranks))
-        *tables, clocks, ranks = zip(*everyone, strict=True)
-        whole, parts, ops, stages = map(_added, tables)
-        self.ranks = [timed for own_ranks in ranks for timed in own_ranks]
-        hosts = whole["hosts"]
+        everyone = team.gather((self._sums(), seconds, self.ranks))
+        sums = _added([rank_sums for rank_sums, _, _ in everyone])
+        clocks = [rank_seconds for _, rank_seconds, _ in everyone]
+        self.ranks = [timed for _, _, rank_times in everyone for timed in rank_times]
         event = events.RoundFinished(
             round=self.number,
             decisions=decisions,
-            mean_return=whole["returns"] / hosts,
-            **{name: whole[name] / hosts for name in _LAST},
-            reward_parts={name: value / hosts for name, value in parts.items()},
-            ops=ops,
-            **{
-                stage.lower(): stages.get(stage, 0)
-                for stage in ("GERMINATED", "FOSSILIZED", "CULLED")
-            },
-            refused=whole["refused"],
+            mean_return=sums.returns / sums.hosts,
+            accuracy=sums.accuracy / sums.hosts,
+            twin_accuracy=sums.twin_accuracy / sums.hosts,
+            params_share=sums.params_share / sums.hosts,
+            reward_parts={name: part / sums.hosts for name, part in sums.reward_parts.items()},
+            ops=sums.ops,
+            germinated=sums.stages.get("GERMINATED", 0),
+            fossilized=sums.stages.get("FOSSILIZED", 0),
+            culled=sums.stages.get("CULLED", 0),
+            refused=sums.refused,
             update=update,
             seconds=max(clocks),
         )
@@ -154,8 +165,41 @@ class RoundTally:
             self.sink.write(event)
         return event
 
+    def _sums(self) -> Sums:
+        """The hosts of this process added up, one after the other."""
+        after_last = np.stack([self.accuracy, self.twin_accuracy, self.params_share], 1)
+        accuracy, twin_accuracy, params_share = after_last.sum(0).tolist()
+        return Sums(
+            hosts=self.env.num_envs,
+            returns=float(self.returns.sum()),
+            refused=self.refused,
+            accuracy=accuracy,
+            twin_accuracy=twin_accuracy,
+            params_share=params_share,
+            reward_parts=self.parts,
+            ops=dict(zip(OP_NAMES, self.ops.tolist(), strict=True)),
+            stages=self.stages,
+        )
 
-def _added(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+
+def _added(ranks: Sequence[Sums]) -> Sums:
+    """The sums of all ranks."""
+    return Sums(
+        hosts=sum(rank.hosts for rank in ranks),
+        returns=sum(rank.returns for rank in ranks),
+        refused=sum(rank.refused for rank in ranks),
+        accuracy=sum(rank.accuracy for rank in ranks),
+        twin_accuracy=sum(rank.twin_accuracy for rank in ranks),
+        params_share=sum(rank.params_share for rank in ranks),
+        reward_parts=_added_by_name([rank.reward_parts for rank in ranks]),
+        ops=_added_by_name([rank.ops for rank in ranks]),
+        stages=_added_by_name([rank.stages for rank in ranks]),
+    )
+
+
+def _added_by_name(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums by name, in the order in which names first appear."""
-    names = dict.fromkeys(name for table in tables for name in table)
+    names: dict[str, None] = {}
+    for table in tables:
+        names |= dict.fromkeys(table)
     return {name: sum(table.get(name, 0) for table in tables) for name in names}

@@ -1,13 +1,13 @@
-"""`esper.train_ppo`:
+"""`esper.train_ppo`: a training run in its folder, alone or as one rank of several.
 
-a training run in its folder, alone or as one rank of several. The loop itself is in `trainer`.
+The loop itself is in `trainer`.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,36 +25,61 @@ from esper.telemetry.sink import Sink
 
 
 def train_ppo(config: TrainingConfig, *, resume: bool = False, **options: Any) -> PPOAgent:
-    """Train a growth policy in `config.out`, as `esper ppo` does; under torchrun this is one rank
-    of several.
+    """Train a growth policy in `config.out`, as `esper ppo` does, and return its agent.
 
-    Args: resume: go on from the newest whole checkpoint in the folder, which has to be empty
-        otherwise. options: functions that follow it, as `train_ppo_vectorized` takes them: watch,
-        should_stop, tell.
+    The folder gets events, checkpoints and the twins of the hosts. Under torchrun this process is
+    one rank of several.
+
+    Args:
+        config: all that decides the run.
+        resume: continue from the newest whole checkpoint in the folder, which otherwise has to be
+            empty.
+        options: functions that follow the run, as `train_ppo_vectorized` takes them: `watch`,
+            `should_stop`, `tell`.
+
+    >>> import esper
+    >>> config = esper.TrainingConfig.of(
+    ...     {
+    ...         "task": {"name": "blobs", "epochs": 3, "epoch_examples": 64},
+    ...         "hosts": 2,
+    ...         "host_pool": 2,
+    ...         "rounds": 1,
+    ...         "ppo": {"epochs": 1, "hidden_dim": 8, "head_dim": 8},
+    ...         "out": "runs/example",
+    ...     }
+    ... )
+    >>> agent = esper.train_ppo(config, watch=lambda event: print(event.decisions, "decisions"))
+    4 decisions
+    >>> sorted(path.name for path in config.out.glob("checkpoints/*"))
+    ['round-000001.safetensors']
     """
     if not isinstance(config, TrainingConfig):
         raise SettingError(
             f"config is a {type(config).__name__}; write esper.TrainingConfig.of({{...}})."
         )
     wants_cuda = config.devices[0].startswith("cuda")
-    with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
-        return train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **options)
+    with joined_team(wants_cuda) as team, opened(config, resume, team) as run:
+        return train_ppo_vectorized(
+            run.config, sink=run.sink, resume=run.is_resumed, team=team, **options
+        )
+
+
+class OpenRun(NamedTuple):
+    """A run folder that this process holds."""
+
+    config: TrainingConfig  # with the devices of this rank
+    is_resumed: bool
+    sink: Sink
 
 
 @contextmanager
-def opened(
-    config: TrainingConfig, resume: bool, team: Team
-) -> Iterator[tuple[TrainingConfig, bool, Sink]]:
-    """Hold the run folder:
-
-    the configuration with its places, whether the run goes on, and where events are written.
-    """
+def opened(config: TrainingConfig, resume: bool, team: Team) -> Iterator[OpenRun]:
+    """Hold the run folder; all ranks agree on the configuration and on whether it is resumed."""
     require_trackers(config.telemetry.track)
     with ExitStack() as stack:
-        resume, is_restart = (
-            team.any(resume),
-            team.any(was_restarted()),
-        )  # each torchrun counts its own ranks' only
+        # each torchrun counts the restarts of its own ranks only
+        resume = team.any(resume)
+        is_restart = team.any(was_restarted())
         with team.together():
             config = _placed(config, team).settled()
             values = config.model_dump(mode="json")
@@ -64,8 +89,11 @@ def opened(
                 if not resume:
                     runfolder.require_fresh(config.out)
         resume = team.any(resume)
-        same = [name for name in leaves(TrainingConfig) if name not in ("devices", "policy_device")]
-        facts = {name: reduce(getitem, name.split("."), values) for name in same}
+        facts = {
+            name: reduce(getitem, name.split("."), values)
+            for name in leaves(TrainingConfig)
+            if name not in ("devices", "policy_device")
+        }
         team.require_same({**facts, "code": code_digest(), "torch": torch.__version__})
         with team.together():
             if team.rank == 0:
@@ -73,7 +101,8 @@ def opened(
         track = config.telemetry.track if team.rank == 0 else ()
         telemetry = TelemetryConfig(config.telemetry.level, config.telemetry.escalation_rounds)
         events = config.out / runfolder.events_of(team.rank)
-        yield config, resume, stack.enter_context(TrackingSink(events, telemetry, track, values))
+        sink = stack.enter_context(TrackingSink(events, telemetry, track, values))
+        yield OpenRun(config=config, is_resumed=resume, sink=sink)
 
 
 def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
@@ -91,11 +120,11 @@ def _placed(config: TrainingConfig, team: Team) -> TrainingConfig:
             f"leave it to torchrun."
         )
     team.assign(config.hosts)  # refuses more ranks than hosts
-    places: list[tuple[str, Any]] = [("devices", [str(team.device)])]
+    changes: list[tuple[str, Any]] = [("devices", [str(team.device)])]
     if config.policy_device.startswith("cuda"):
         if team.device.type == "cpu":
             raise SettingError(
                 "policy_device is on a GPU, but ranks are on the CPU; leave it at cpu."
             )
-        places.append(("policy_device", str(team.device)))
-    return config.with_changes(places, "torchrun")
+        changes.append(("policy_device", str(team.device)))
+    return config.with_changes(changes, "torchrun")

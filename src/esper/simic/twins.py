@@ -1,6 +1,6 @@
-"""The yardstick:
+"""The yardstick: how a host would do without growing.
 
-how a host would do without growing. Computed once per host seed and kept on disk.
+A twin is computed once per host seed and kept on disk.
 """
 
 import hashlib
@@ -67,50 +67,61 @@ def twin_readings(
     should_stop: Callable[[], bool] = lambda: False,
     **population: Any,
 ) -> dict[int, list[EpochReading]] | None:
-    """Every seed's never-grown episode, from `folder` or computed; None if `should_stop`, asked
-    each epoch, ends it.
+    """Every seed's never-grown episode, from `folder` or computed.
+
+    Returns None if `should_stop`, asked after each epoch, ends the computing.
     """
     population["splits"] = population.get("splits") or task.load(population.get("data_root"))
     key = fingerprint(task, population)
-    paths = {seed: folder / f"twin-{task.name}-{key}-{seed}.json" for seed in dict.fromkeys(seeds)}
-    # one for each seed: ranks write at the same time, and no two the same one; the name tells seed
-    # and settings
-    stores = {
-        seed: Store(path, "never-grown twin", bound_to=path.stem) for seed, path in paths.items()
-    }
-    found = {
-        seed: kept
-        for seed, store in stores.items()
-        if (kept := _read(store, task.epochs)) is not None
-    }
-    if missing := [seed for seed in paths if seed not in found]:
-        hosts = Population(task, missing, **population)
-        for run in hosts.runs:
-            run.is_static = True
-        found |= {seed: [] for seed in missing}
-        episodes = Episodes(hosts)
-        for _ in range(task.epochs):
-            episodes.train()
-            for seed, reading in zip(missing, hosts.readings(), strict=True):
-                assert reading is not None
-                found[seed].append(reading)
-            if should_stop():
-                return None
-        for seed in missing:
-            stores[seed].save({"readings": [spell_reading(reading) for reading in found[seed]]})
-    return {seed: found[seed] for seed in seeds}
+    # A store for each seed, whose name says seed and settings: ranks write at the same time, and
+    # no two of them the same seed.
+    stores: dict[int, Store] = {}
+    twins: dict[int, list[EpochReading]] = {}
+    missing = []
+    for seed in dict.fromkeys(seeds):
+        path = folder / f"twin-{task.name}-{key}-{seed}.json"
+        stores[seed] = Store(path, "never-grown twin", bound_to=path.stem)
+        kept = _read(stores[seed], task.epochs)
+        if kept is None:
+            missing.append(seed)
+        else:
+            twins[seed] = kept
+    if missing:
+        played = _play(task, missing, should_stop, population)
+        if played is None:
+            return None
+        for seed, readings in played.items():
+            stores[seed].save({"readings": [spell_reading(reading) for reading in readings]})
+        twins |= played
+    return {seed: twins[seed] for seed in seeds}
+
+
+def _play(
+    task: Task, seeds: Sequence[int], should_stop: Callable[[], bool], population: dict[str, Any]
+) -> dict[int, list[EpochReading]] | None:
+    """The readings of hosts that are never grown; None if `should_stop` ends it."""
+    hosts = Population(task, seeds, **population)
+    for run in hosts.runs:
+        run.is_static = True
+    episodes = Episodes(hosts)
+    twins: dict[int, list[EpochReading]] = {seed: [] for seed in seeds}
+    for _ in range(task.epochs):
+        episodes.train()
+        for seed, reading in zip(seeds, hosts.readings(), strict=True):
+            assert reading is not None
+            twins[seed].append(reading)
+        if should_stop():
+            return None
+    return twins
 
 
 def _read(store: Store, epochs: int) -> list[EpochReading] | None:
-    """The readings of a twin; what is damaged, incomplete or of an older format is computed
-    anew.
-    """
+    """The readings of a twin; None where they are missing, damaged or not of all epochs."""
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            readings = TypeAdapter(list[EpochReading]).validate_python(
-                [] if kept is None else kept.facts["readings"]
-            )
+            saved = [] if kept is None else kept.facts["readings"]
+            readings = TypeAdapter(list[EpochReading]).validate_python(saved)
     except SaveError:
         return None
     return readings if len(readings) == epochs else None

@@ -40,7 +40,6 @@ from esper.storage.store import fitting
 from esper.tamiyo.distributions import at_least_single
 from esper.tamiyo.heads import openings
 from esper.tamiyo.network import RecurrentActorCritic
-from esper.tamiyo.recurrence import Hidden
 from esper.tamiyo.policy_files import (
     FORMAT,
     NETWORK,
@@ -53,6 +52,7 @@ from esper.tamiyo.policy_files import (
     take,
     weights_of,
 )
+from esper.tamiyo.recurrence import Hidden
 
 KL_SLACK = 1.5
 """an update stops at this multiple of the target divergence"""
@@ -81,8 +81,30 @@ class Passes(NamedTuple):
 
 
 class PPOAgent:
-    """A policy network, its optimiser and its random numbers; only `act`, in foreign environments,
-    needs `codecs`.
+    """A policy network, its optimiser and its random numbers.
+
+    `esper.learn` and `esper.train_ppo` return one.
+
+    Args:
+        network: the policy.
+        config: how it learns.
+        seed: decides what it draws and how it shuffles.
+        codecs: how it reads observations and writes actions; only `act` and `save` need them.
+        team: the processes that learn together.
+
+    >>> import esper, gymnasium
+    >>> env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    >>> config = esper.PPOConfig(horizon=16, epochs=1, hidden_dim=8, head_dim=8)
+    >>> agent = esper.learn(env, 32, config)
+    >>> agent.save("agent.safetensors")
+    >>> agent = esper.PPOAgent.load("agent.safetensors")
+    >>> agent.updates
+    1
+    >>> obs, info = env.reset(seed=0)
+    >>> actions, state = agent.act(obs)
+    >>> obs, rewards, terminated, truncated, info = env.step(actions)
+    >>> state = agent.restart(state, terminated | truncated)
+    >>> actions, state = agent.act(obs, state=state)
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.network import PerHead
-from esper.tamiyo.recurrence import Hidden
 from esper.tamiyo.normalising import Pool
+from esper.tamiyo.recurrence import Hidden
 
 
 @dataclass(frozen=True)

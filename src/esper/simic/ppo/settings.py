@@ -82,11 +82,12 @@ class PPOConfig(PPOSettings):
     In growth a rollout is N whole episodes, so `TrainingConfig.ppo` has no horizon. A value is
     frozen and checked when it is made; an unknown field is refused with the nearest known one.
 
-    >>> config = PPOConfig(lr=3e-4, horizon=128)
+    >>> import esper
+    >>> config = esper.PPOConfig(lr=3e-4, horizon=128)
     >>> config.minibatches
     8
-    >>> config.annealed_over(1000).annealed("lr", decisions=1000)
-    0.0001
+    >>> config.annealed_over(1000).annealed("lr", decisions=0)
+    0.0003
     """
 
     horizon: int = Field(256, ge=1, description="steps of every environment in one rollout")
