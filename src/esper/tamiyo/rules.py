@@ -444,7 +444,6 @@ def rule(name: str, *, replace: bool = False) -> Callable[[RuleType], RuleType]:
     ... )
     >>> garden.policy.rule.years
     3
-    >>> del RULES["patient"]
     """
     register: Callable[[RuleType], RuleType] = _enter_rule(name, replace=replace)
     return register
