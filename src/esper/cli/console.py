@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console, JustifyMethod
@@ -15,8 +15,16 @@ from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
 
-# label, mean, lower and upper end; no ends is a single value
-Row = tuple[str, float, float | None, float | None]
+
+class Row(NamedTuple):
+    """One line of a figure of intervals; without ends it is a single value."""
+
+    label: str
+    mean: float
+    low: float | None
+    high: float | None
+
+
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
 _LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
 _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
@@ -192,8 +200,9 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     for column in ("test accuracy", *gap, "test\nloss", *costs):
         table.add_column(column, justify="right", overflow="fold")
     for name, arm in results["arms"].items():
-        found = arm["minus"].get("oracle")  # the best single placement has no gap to itself
-        points = "" if found is None else f"{100 * found['test_accuracy']['mean']:+.2f}"
+        # the best single placement has no gap to itself
+        to_oracle = arm["minus"].get("oracle")
+        points = "" if to_oracle is None else f"{100 * to_oracle['test_accuracy']['mean']:+.2f}"
         table.add_row(
             Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),
             f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], '.2f')}",
@@ -224,13 +233,13 @@ def differences(results: Mapping[str, Any]) -> Table:
             column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold"
         )
     for arm, other in pairs_of(results["arms"]):
-        found = results["arms"][arm]["minus"][other]["test_accuracy"]
+        difference = results["arms"][arm]["minus"][other]["test_accuracy"]
         table.add_row(
             Text(arm),
             Text(other),
-            f"{100 * found['mean']:+.2f}",
-            _interval(found, "+.2f"),
-            found["verdict"],
+            f"{100 * difference['mean']:+.2f}",
+            _interval(difference, "+.2f"),
+            difference["verdict"],
         )
     return table
 
@@ -239,8 +248,10 @@ def compared_figure(results: Mapping[str, Any]) -> str:
     """Return the test accuracy of every arm as an SVG."""
     rows: list[Row] = []
     for name, arm in results["arms"].items():
-        values = (arm["test_accuracy"][part] for part in ("mean", "low", "high"))
-        rows.append((name, *(None if value is None else 100 * value for value in values)))
+        accuracy = arm["test_accuracy"]
+        low = None if accuracy["low"] is None else 100 * accuracy["low"]
+        high = None if accuracy["high"] is None else 100 * accuracy["high"]
+        rows.append(Row(label=name, mean=100 * accuracy["mean"], low=low, high=high))
     title = f"{results['config']['task']['name']}: test accuracy"
     count = len(next(iter(results["arms"].values()))["seeds"])
     return interval_figure(rows, title, f"per cent, 95 % interval, {count} seeds")
@@ -248,19 +259,23 @@ def compared_figure(results: Mapping[str, Any]) -> str:
 
 def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
     """One line per row: a dot at the mean, a bar over the interval, ticks below."""
-    ends = [value for _, *values in rows for value in values if value is not None]
-    low, high = min(ends), max(ends)
-    margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
+    ends = []
+    for row in rows:
+        ends += [value for value in row[1:] if value is not None]
+    lowest = min(ends)
+    highest = max(ends)
+    margin = (highest - lowest) * 0.06 or abs(highest) * 0.05 or 1.0
+    low = lowest - margin
+    high = highest + margin
 
-    def place(value: float) -> float:
+    def x_of(value: float) -> float:
         return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - 90)
 
     bottom = _TOP + _LINE * len(rows)
     parts = [_text(12, 24, title, "title"), _text(12, 42, unit, "note")]
     for step in range(5):
         value = low + (high - low) * step / 4
-        x = place(value)
+        x = x_of(value)
         parts.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>'
         )
@@ -274,10 +289,9 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         )
         if start is not None and end is not None:
             parts.append(
-                f'<line class="bar" x1="{place(start):.1f}" x2="{place(end):.1f}" '
-                f'y1="{y}" y2="{y}"/>'
+                f'<line class="bar" x1="{x_of(start):.1f}" x2="{x_of(end):.1f}" y1="{y}" y2="{y}"/>'
             )
-        parts.append(f'<circle class="dot" cx="{place(mean):.1f}" cy="{y}" r="4.5"/>')
+        parts.append(f'<circle class="dot" cx="{x_of(mean):.1f}" cy="{y}" r="4.5"/>')
         parts.append(_text(_WIDTH - 76, y + 4, f"{mean:.4g}", "label"))
     style = (
         "text{font:13px "

@@ -121,28 +121,28 @@ def _function(module: Any) -> Callable[..., None]:
 
     def call(call: typer.Context, **values: Any) -> None:
         sources = {name: call.get_parameter_source(name) for name in values}
-        given = {
+        typed = {
             name: values[name]
             for name, source in sources.items()
             if source and source.name != "DEFAULT"
         }
         options = [
-            (key, given[_name(option)])
+            (key, typed[_name(option)])
             for option, key in module.OPTIONS.items()
-            if _name(option) in given
+            if _name(option) in typed
         ]
         changes = [(key, _plain(kinds[key], value)) for key, value in options]
-        tracked = [name for name in _TRACKERS if name in given]
+        tracked = [name for name in _TRACKERS if name in typed]
         changes += [("telemetry.track", tracked)] if tracked else []
-        changes += [read_setting(text) for text in given.get("set", ())]
+        changes += [read_setting(text) for text in typed.get("set", ())]
         module.play(
             Asked(
                 arguments=call.obj,
                 changes=changes,
-                preset=given.get("preset"),
-                file=given.get("config_json"),
-                resume="resume" in given,
-                as_json="json" in given,
+                preset=typed.get("preset"),
+                file=typed.get("config_json"),
+                resume="resume" in typed,
+                as_json="json" in typed,
             )
         )
 

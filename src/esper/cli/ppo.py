@@ -48,13 +48,14 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     Returns True if it finished, and False if it was stopped.
     """
     wants_cuda = config.devices[0].startswith("cuda")
-    with joined_team(wants_cuda) as team, opened(config, resume, team) as (own, goes_on, sink):
+    with joined_team(wants_cuda) as team, opened(config, resume, team) as opening:
+        settings, is_resumed, sink = opening
         console = console if team.rank == 0 else Console(quiet=True)
-        _tell_start(own, team, console)
+        _tell_start(settings, team, console)
         try:
             with (
                 stop_on_signals(patient=is_launched()) as is_asked,
-                show_rounds(own.rounds, console) as watch,
+                show_rounds(settings.rounds, console) as watch,
             ):
                 asks: dict[str, Any] = {
                     "should_stop": is_asked,
@@ -62,11 +63,11 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                     "tell": teller(console),
                 }
                 asks["watch_ranks"] = lambda ranks: _tell_ranks(ranks, console)
-                train_ppo_vectorized(own, sink=sink, resume=goes_on, team=team, **asks)
+                train_ppo_vectorized(settings, sink=sink, resume=is_resumed, team=team, **asks)
         except InterruptedTraining as stop:
             teller(console)(
                 f"stopped; {stop.rounds} whole rounds are saved. Continue with: "
-                f"{way_on('ppo', own.out)}"
+                f"{way_on('ppo', settings.out)}"
             )
             return False
     return True
