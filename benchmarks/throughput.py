@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from hardware import hardware
@@ -146,6 +147,7 @@ class Watchful:
     """The heuristic without its hands: it reads all reports and masks, does nothing, and every epoch costs the same."""
 
     heuristic: Heuristic
+    keeps_measured: ClassVar[bool] = False  # probation does not end while we measure
 
     def choose(self, masks, reports, memory):
         return WAIT, self.heuristic.choose(masks, reports, memory)[1]
@@ -174,12 +176,6 @@ def time_decisions(
         play_epoch(episodes, deciders)
         synchronize(options.device)
         times.append(time.perf_counter() - started)
-        for slot in [
-            slot for run in population.runs for slot in run.slots if slot.seed is not None
-        ]:
-            slot.assign(
-                replace(slot.state, epochs_in_stage=0)
-            )  # probation does not end while we measure
     steady = statistics.median(times[2:])
     score = time_scores(population, options.device)
     return {

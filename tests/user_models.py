@@ -137,13 +137,16 @@ def train_epoch(model, optimizer, epoch, inputs, batch=16):
         optimizer.step()
 
 
-def script(choices, slots_seen=None):
-    """A policy of a user's own that plays `choices` {decision:
+def script(choices, keeps=True):
+    """A policy of a user's own that plays `choices` and else waits.
 
-    (op, slot, blueprint, blend)} and else waits.
+    `choices` are {decision: (op, slot, blueprint, blend)}. If it `keeps`, it has the standing order
+    of rules: what was measured is fossilized.
     """
 
     class Scripted:
+        keeps_measured = keeps
+
         def decide(self, observation, masks, reports, memory):
             decision = memory or 0
             return np.array([choices.get(decision, WAIT)]), decision + 1
@@ -151,9 +154,19 @@ def script(choices, slots_seen=None):
     return lambda facts: Scripted()
 
 
-def grow_cnn(choices=None, *, lengths=None, attach=True, lr=0.05, scale=0.0, host=None, **options):
+def grow_cnn(
+    choices=None,
+    *,
+    lengths=None,
+    attach=True,
+    lr=0.05,
+    scale=0.0,
+    host=None,
+    keeps=True,
+    **options,
+):
     """A garden around the CNN with a slot on each layer, its optimiser attached."""
-    options.setdefault("policy", script(choices or {}))
+    options.setdefault("policy", script(choices or {}, keeps))
     options.setdefault("blueprints", ["conv_light", "norm", "conv_small"])
     options.setdefault("slots", ["layer1", "layer2"])
     garden = esper.grow(

@@ -19,8 +19,15 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import FossilVerdict
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
-from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, ActionSpace, Choice, look_up
-from esper.leyline.legality import GrowthView
+from esper.leyline.factored_actions import (
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+    Choice,
+    look_up,
+)
+from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.settings import SlotChange
 from esper.runtime.host import EpochReading
@@ -28,7 +35,7 @@ from esper.runtime.ledger import Charge, Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import Masks, compute_batch_masks, only_waiting
-from esper.tamiyo.policies import Actions, Policy, Reports
+from esper.tamiyo.policies import WAIT, Actions, Policy, Reports
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 from esper.telemetry import events
@@ -58,11 +65,14 @@ def decide(
     look: Callable[[], GrowthView],
     ask: Ask | None = None,
     may_act: bool = True,
+    by_hand: Collection[str] = (),
 ) -> Iterator[Decision]:
     """Ask a policy about one network, and yield what it wants, until it wants no more.
 
     Most policies want one thing. A plan may want several ops in one epoch: once you have carried
-    one out, it is asked again about the network as it is then, until it waits.
+    one out, it is asked again about the network as it is then, until it waits. The standing order
+    of a rule (`keeps_measured`) comes last: its measured seeds are fossilized in the same decision,
+    also where the policy itself may not act.
 
     Args:
         policy: whom to ask.
@@ -70,20 +80,44 @@ def decide(
         memory: what the policy remembers of it; None at the start.
         look: returns the view after an op, which may have changed the network.
         ask: asks the policy, where there is more to it than calling `decide` without observation.
-        may_act: whether anything may be done to the network now; if not, only WAIT is open.
+        may_act: whether the policy may do anything to the network now; if not, it waits.
+        by_hand: slots whose seed the user planted, for which no standing order holds.
     """
     ask = ask or partial(policy.decide, None)
+    # no standing order holds for what is decided otherwise
+    decided = set(by_hand)
     while True:
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
         actions, memory = ask(masks, [view.reports], memory)
         op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
-        yield Decision((op, slot, blueprint, blend), memory, view)
-        if op == OP_WAIT or not may_act or not getattr(policy, "is_plan", False):
-            return
+        choice = (op, slot, blueprint, blend) if may_act else WAIT
+        yield Decision(choice, memory, view)
+        if choice[0] == OP_WAIT:
+            break
+        decided.add(view.space.slots.slot_ids[slot])
+        if not getattr(policy, "is_plan", False):
+            break
         memory = policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it
         view = look()
+    if getattr(policy, "keeps_measured", False):
+        for choice in keepable(view, decided):
+            yield Decision(choice, memory, view)
+
+
+def keepable(view: GrowthView, but: Collection[str] = ()) -> list[Choice]:
+    """FOSSILIZE for every seed that may be kept now: it is on probation and was measured.
+
+    Slots that are named by `but` are passed over.
+    """
+    choices: list[Choice] = []
+    for index, slot_id in enumerate(view.space.slots.slot_ids):
+        if slot_id in but:
+            continue
+        if refuse(OP_FOSSILIZE, slot_id, None, view.space.blends[0], view) is None:
+            choices.append((OP_FOSSILIZE, index, 0, 0))
+    return choices
 
 
 class Episodes:
@@ -249,9 +283,8 @@ def act(
     epoch: int,
 ) -> list[Event]:
     """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
-    op = choice[0]
-    name, slot, blueprint, blend = look_up(space, *choice)
-    if op == OP_WAIT:
+    name, slot, *_ = look_up(space, *choice)
+    if choice[0] == OP_WAIT:
         return []
     try:
         changes = carry_out(choice)
@@ -259,7 +292,15 @@ def act(
         return [
             events.ActionRefused(host=host, epoch=epoch, op=name, slot=slot, reason=str(problem))
         ]
-    is_planted = op == OP_GERMINATE
+    return report_action(space, choice, changes, host, epoch)
+
+
+def report_action(
+    space: ActionSpace, choice: Choice, changes: Iterable[SlotChange], host: int, epoch: int
+) -> list[Event]:
+    """An op that was carried out, and what it changed."""
+    name, slot, blueprint, blend = look_up(space, *choice)
+    is_planted = choice[0] == OP_GERMINATE
     taken = events.ActionTaken(
         host=host,
         epoch=epoch,

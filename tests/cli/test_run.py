@@ -89,7 +89,10 @@ def assert_same_run(run, other):
 
 
 def test_the_undisturbed_run_has_every_kind_of_change(whole):
-    assert {event["op"] for event in events_of(whole[0], "ActionTaken")} == {"GERMINATE"}
+    assert {event["op"] for event in events_of(whole[0], "ActionTaken")} == {
+        "GERMINATE",
+        "FOSSILIZE",
+    }
     assert "FOSSILIZED" in {event["after"] for event in events_of(whole[0], "StageChanged")}
     assert events_of(whole[0], "FossilJudged")
     assert whole[2] > 300

@@ -32,7 +32,7 @@ from runtime.episodes import (
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-RAMP = StageLengths(ramp=3, probation=3, embargo=0, resetting=0)
+RAMP = StageLengths(ramp=3, embargo=0, resetting=0)
 PHOTOS = replace(
     get_task("cifar10"),
     load=lambda root: image_splits(count=800, size=32, channels=3, contrast=20),

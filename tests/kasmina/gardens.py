@@ -94,6 +94,13 @@ def put_on_probation(model, slot_id, blueprint, blend, inputs):
     measure(model, slot_id)
 
 
+def keep(model, slot_id):
+    """Fossilize a measured seed, and wait until its slot is open again."""
+    model.fossilize_seed(slot_id)
+    model.tick()
+    model.tick()
+
+
 @torch.no_grad()
 def output(model, inputs):
     """What the network says in evaluation; the mode is as before afterwards."""

@@ -304,7 +304,7 @@ def test_a_modules_name_cannot_break_the_generated_code(tmp_path, name):
         example=inputs,
         blueprints=["mlp"],
         policy=script({0: (1, 0, 1, 0), 3: (3, 0, 0, 0)}),
-        settings=GrowthSettings(scale_at_birth=1.0, lengths=StageLengths(probation=9)),
+        settings=GrowthSettings(scale_at_birth=1.0, lengths=StageLengths()),
     )
     garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
     for _ in range(4):

@@ -11,7 +11,6 @@ from torch import nn
 import esper
 from esper.kasmina.seeds import Seed
 from esper.leyline.errors import HostError
-from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
 from user_models import (
     CNN,
@@ -38,7 +37,7 @@ def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
     """
     choices = {}
     for generation, blend in enumerate(blends):
-        choices |= {4 * generation: (1, 0, 1, blend), 4 * generation + 3: (3, 0, 0, 0)}
+        choices |= {5 * generation: (1, 0, 1, blend), 5 * generation + 3: (3, 0, 0, 0)}
     garden = esper.grow(
         host,
         slots=slots,
@@ -46,12 +45,12 @@ def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
         blueprints=blueprints,
         max_seeds=9,
         policy=script(choices),
-        settings=GrowthSettings(scale_at_birth=1.0, lengths=StageLengths(probation=9)),
+        settings=GrowthSettings(scale_at_birth=1.0),
     )
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.02)
     garden.attach(optimizer)
-    for epoch in range(4 * len(blends)):
-        if unfinished and epoch == 4 * len(blends) - 4:
+    for epoch in range(5 * len(blends)):
+        if unfinished and epoch == 5 * len(blends) - 4:
             garden.model.germinate_seed(
                 garden.model.slot_config.slot_ids[-1], garden.model.space.blueprint_ids[1]
             )

@@ -15,6 +15,7 @@ from kasmina.gardens import (
     cnn_host,
     grow_cnn,
     images,
+    keep,
     measure,
     output,
     put_on_probation,
@@ -144,7 +145,7 @@ def test_full_strength_is_the_network_at_the_end_of_its_ramp():
 LENGTHS = {
     SeedStage.TRAINING: StageLengths(training=9),
     SeedStage.BLENDING: StageLengths(ramp=9),
-    SeedStage.PROBATIONARY: StageLengths(probation=9),
+    SeedStage.PROBATIONARY: StageLengths(),
 }
 
 
@@ -165,8 +166,7 @@ def test_after_a_cull_the_function_is_the_current_hosts_to_the_bit(stage, blend)
 
 def test_a_cull_leaves_other_seeds_and_fossils_as_they_are():
     model = on_probation(scale=1.0)
-    model.fossilize_seed("r0c0")
-    model.tick()
+    keep(model, "r0c0")
     model.germinate_seed("r0c0", "norm")
     model.germinate_seed("r0c1", "conv_small")
     model.tick()
@@ -226,26 +226,27 @@ def test_fossilizing_changes_no_gradient(blend):
     torch.testing.assert_close(*gradients)
 
 
-def test_the_slot_opens_on_the_tick_after_fossilizing():
+def test_the_slot_opens_when_the_fossil_has_trained_for_an_epoch():
     model = on_probation()
     model.fossilize_seed("r0c0")
-    assert stage_of(model) is SeedStage.FOSSILIZED
-    model.tick()
-    assert stage_of(model) is SeedStage.DORMANT
+    stages = [stage_of(model)]
+    for _ in range(2):
+        model.tick()
+        stages.append(stage_of(model))
+    assert stages == [SeedStage.FOSSILIZED, SeedStage.FOSSILIZED, SeedStage.DORMANT]
     model.germinate_seed("r0c0", "norm")
 
 
 @pytest.mark.parametrize("gain", [1.0, -1.0])
-def test_a_measured_seed_is_kept_when_probation_ends(gain):
+def test_a_measured_seed_stays_in_the_output_until_it_is_decided_about(gain):
     model = on_probation()
     measure(model, "r0c0", gain)
     before = output(model, INPUTS)
-    stages = []
-    for _ in range(2):
+    for _ in range(9):
         model.tick()
-        stages.append(stage_of(model).name)
-    assert stages == ["FOSSILIZED", "DORMANT"]
+        assert stage_of(model) is SeedStage.PROBATIONARY
     assert torch.equal(output(model, INPUTS), before)
+    assert model.slot("r0c0").fossil_names == []
 
 
 def test_a_gate_becomes_part_of_its_fossil():
@@ -273,8 +274,7 @@ def test_several_generations_grow_in_one_slot():
     for blueprint, blend in (("conv_light", "linear"), ("norm", "gated"), ("depthwise", "sigmoid")):
         put_on_probation(model, "r0c0", blueprint, blend, INPUTS)
         before = output(model, INPUTS)
-        model.fossilize_seed("r0c0")
-        model.tick()
+        keep(model, "r0c0")
         assert torch.equal(output(model, INPUTS), before)
     assert model.get_slot_reports()["r0c0"].fossil_count == model.fossilized_seeds == 3
     assert [type(fossil.body).__name__ for fossil in model.slot("r0c0").fossils] == [

@@ -42,6 +42,7 @@ from kasmina.gardens import (
     grow_mlp,
     images,
     is_same,
+    keep,
     loss_of,
     measure,
     mlp_host,
@@ -66,7 +67,7 @@ def registry(monkeypatch):
 
 def used():
     """A model with a seed in its first slot, one epoch old, that has trained."""
-    model = grow_cnn(budget=20_000, max_seeds=2, lengths=StageLengths(probation=9))
+    model = grow_cnn(budget=20_000, max_seeds=2, lengths=StageLengths())
     model.germinate_seed("r0c0", "conv_light", "gated")
     model.tick()
     train(model, images())
@@ -159,8 +160,7 @@ def test_a_refusal_is_gone_once_it_was_caught():
 def test_the_seed_limit_counts_live_seeds_and_fossils():
     model = grow_cnn(max_seeds=2)
     put_on_probation(model, "r0c0", "norm", "linear", images())
-    model.fossilize_seed("r0c0")
-    model.tick()
+    keep(model, "r0c0")
     model.germinate_seed("r0c0", "norm")
     with pytest.raises(SeedLimitError, match=r"2 seeds .*max_seeds is 2"):
         model.germinate_seed("r0c1", "norm")

@@ -128,6 +128,7 @@ def test_frozen_parameters_of_the_host_do_not_count_in_the_ratio():
 def test_gradients_of_another_structure_are_not_read():
     """Norms of a host without its newest fossil say nothing about a host with it."""
     model = fossil_and_seed()
+    model.tick()
     put_on_probation(model, "r0c0", "conv_light", "linear", INPUTS)
     model.read_gradients()
     before = ratio_of(model)
@@ -195,7 +196,7 @@ def test_waiting_changes_nothing():
 
 
 def test_cull_and_fossilize_are_decisions_too():
-    model = grow_cnn(lengths=StageLengths(probation=3))
+    model = grow_cnn(lengths=StageLengths())
     for slot_id in ("r0c0", "r0c1"):
         put_on_probation(model, slot_id, "norm", "linear", INPUTS)
     model.act((2, 0, 0, 0))

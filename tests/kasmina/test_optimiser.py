@@ -7,7 +7,7 @@ import torch
 from torch import optim
 
 from esper.leyline.errors import OptimizerError, SettingError
-from kasmina.gardens import grow_mlp, loss_of, measure, vectors
+from kasmina.gardens import grow_mlp, keep, loss_of, measure, vectors
 
 INPUTS = vectors()
 OPTIMIZERS = {
@@ -130,9 +130,8 @@ def test_fossilizing_keeps_the_state_of_all_and_of_the_fossil(build):
 def test_every_parameter_has_exactly_one_group_through_a_whole_episode(build):
     model = planted(build)
     measure(model, "r0c0")
-    model.fossilize_seed("r0c0")
     model.cull_seed("r0c1")
-    model.tick()
+    keep(model, "r0c0")
     model.germinate_seed("r0c0", "mlp")
     owned = sorted(id(parameter) for parameter in parameters_in(model.link.optimizer))
     assert owned == sorted(id(parameter) for parameter in model.parameters())

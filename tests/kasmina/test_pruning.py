@@ -12,7 +12,7 @@ from esper.kasmina.pruning import find_judged, prune
 from esper.leyline.errors import MeasurementError
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.legality import refuse
-from kasmina.gardens import cnn_host, grow_cnn, images, output, put_on_probation, train
+from kasmina.gardens import cnn_host, grow_cnn, images, keep, output, put_on_probation, train
 
 INPUTS = images()
 PLACES = (("r0c0", "norm"), ("r0c0", "conv_small"), ("r0c1", "conv_light"), ("r0c0", "norm"))
@@ -24,8 +24,7 @@ def grown(places=PLACES, **options):
     model = grow_cnn(scale=1.0, blueprints=("norm", "conv_small", "conv_light", "sham"), **options)
     for slot_id, blueprint in places:
         put_on_probation(model, slot_id, blueprint, "linear", INPUTS)
-        model.fossilize_seed(slot_id)
-        model.tick()
+        keep(model, slot_id)
     train(model, INPUTS)
     return model
 
@@ -144,8 +143,7 @@ def test_what_was_built_in_or_has_no_effect_is_not_judged():
     model.build_in("r0c0", "norm")
     for slot_id, blueprint in (("r0c0", "norm"), ("r0c1", "sham")):
         put_on_probation(model, slot_id, blueprint, "linear", INPUTS)
-        model.fossilize_seed(slot_id)
-        model.tick()
+        keep(model, slot_id)
     assert find_judged(model) == [("r0c0", 1)]
     (built_in, _grew), (sham,) = fossils_of(model)
     verdicts, _, seen = judge(model, -1.0, -1.0, -1.0)

@@ -128,27 +128,11 @@ EVERY = pytest.mark.parametrize(
 
 
 @EVERY
-def test_a_seed_that_was_measured_is_kept_whatever_the_measurement_says(contribution):
+def test_probation_lasts_until_somebody_decides_whatever_the_measurement_says(contribution):
     blending = tick(germinate("norm", "linear"), DEFAULTS)
-    assert names(run(blending.measured(contribution), 3)) == [
-        "PROBATIONARY",
-        "FOSSILIZED",
-        "DORMANT",
-    ]
-
-
-@EVERY
-def test_a_longer_probation_is_waited_for(contribution):
-    blending = tick(germinate("norm", "linear"), DEFAULTS)
-    epochs = run(blending.measured(contribution), 5, StageLengths(probation=3))
-    assert names(epochs) == ["PROBATIONARY"] * 3 + ["FOSSILIZED", "DORMANT"]
-    assert [state.epochs_in_stage for state in epochs[:3]] == [1, 2, 3]
-
-
-def test_a_seed_that_nobody_measured_stays_on_probation_until_somebody_does():
-    epochs = run(tick(germinate("norm", "linear"), DEFAULTS), 6)
-    assert names(epochs) == ["PROBATIONARY"] * 6
-    assert tick(epochs[-1].measured(HURTS), DEFAULTS).stage is SeedStage.FOSSILIZED
+    epochs = run(blending.measured(contribution), 40)
+    assert names(epochs) == ["PROBATIONARY"] * 40
+    assert [state.epochs_in_stage for state in epochs] == list(range(1, 41))
 
 
 def test_a_culled_slot_opens_after_three_epochs_of_embargo_and_one_of_resetting():
@@ -161,13 +145,19 @@ def test_lengths_of_zero_skip_embargo_and_resetting():
     assert names(run(culled, 1, StageLengths(embargo=0, resetting=0))) == ["DORMANT"]
 
 
-def test_a_fossilized_slot_is_dormant_on_the_next_tick():
-    assert tick(SeedState(stage=SeedStage.FOSSILIZED, alpha=1.0, age=7), DEFAULTS) == SeedState()
+def test_a_fossilized_slot_opens_when_one_more_epoch_is_trained():
+    fossil = SeedState(stage=SeedStage.FOSSILIZED, alpha=1.0, age=7)
+    assert names(run(fossil, 2)) == ["FOSSILIZED", "DORMANT"]
+
+
+def test_a_seed_without_a_ramp_is_planted_for_good():
+    epochs = run(germinate("norm", "linear"), 2, StageLengths(ramp=0))
+    assert names(epochs) == ["FOSSILIZED", "DORMANT"]
 
 
 def test_a_dormant_slot_forgets_its_last_seed():
-    epochs = run(tick(germinate("norm", "gated"), DEFAULTS).measured(HELPS), 5)
-    assert epochs[-1] == SeedState()
+    on_probation = run(germinate("norm", "gated"), 2)[-1].measured(HELPS)
+    assert run(on_probation.advance(SeedStage.FOSSILIZED), 2)[-1] == SeedState()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +188,7 @@ def test_a_ramp_of_four_epochs_takes_four_ticks():
 
 
 def test_age_counts_lived_epochs_across_stages():
-    epochs = run(germinate("norm", "linear"), 6, StageLengths(training=0, ramp=2, probation=9))
+    epochs = run(germinate("norm", "linear"), 6, StageLengths(training=0, ramp=2))
     assert [state.age for state in epochs] == [1, 2, 3, 4, 5, 6]
 
 
@@ -214,7 +204,7 @@ def test_newer_evidence_replaces_older_of_the_same_gate():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"training": -1}, {"ramp": -1}, {"probation": 0}, {"embargo": -1}, {"resetting": 1.5}]
+    "wrong", [{"training": -1}, {"ramp": -1}, {"embargo": -1}, {"resetting": 1.5}]
 )
 def test_an_impossible_length_is_refused_by_name(wrong):
     with pytest.raises(SettingError, match=f"StageLengths.{next(iter(wrong))} "):
@@ -237,7 +227,6 @@ lengths = st.builds(
     StageLengths,
     training=st.integers(0, 2),
     ramp=st.integers(1, 3),
-    probation=st.integers(1, 3),
     embargo=st.integers(0, 2),
     resetting=st.integers(0, 2),
 )
@@ -285,12 +274,13 @@ def test_alpha_is_zero_before_blending_and_one_after_it(walk, lengths):
 
 
 @given(moves, lengths)
-def test_measured_but_otherwise_left_alone_every_slot_opens_again(walk, lengths):
+def test_left_alone_a_slot_opens_again_or_waits_on_probation_for_a_decision(walk, lengths):
     state = SeedState()
     for move in walk:
         state = step(state, move, lengths)
     state = step(state, HURTS, lengths)
-    assert SeedStage.DORMANT in {each.stage for each in run(state, 20, lengths)}
+    stages = {later.stage for later in run(state, 20, lengths)}
+    assert stages & {SeedStage.DORMANT, SeedStage.PROBATIONARY}
 
 
 @given(moves, lengths)

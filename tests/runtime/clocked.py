@@ -54,7 +54,7 @@ CNN = replace(
     clock="compute",
     compute=3.0,
     held_out=16,
-    lengths=replace(QUICK, probation=2),
+    lengths=QUICK,
     epochs=10,
 )
 """`IMAGES`, whose seeds are of all kinds and stay live for a while."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from esper.episodes import keepable
 from esper.leyline.factored_actions import LifecycleOp
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
@@ -46,7 +47,7 @@ GROWTH = {
     0: [(GERMINATE, "r0c0", "conv_light", "gated")],
     1: [(GERMINATE, "r0c1", "norm", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
-    4: [(GERMINATE, "r0c0", "conv_small", "sigmoid")],
+    5: [(GERMINATE, "r0c0", "conv_small", "sigmoid")],
 }
 """An episode with every kind of change: what is done after which epoch."""
 
@@ -60,8 +61,7 @@ BLOBS_GROWTH = {
 COPIES = {
     0: [(GERMINATE, "r0c0", "copy", "linear"), (GERMINATE, "r0c1", "copy_zero", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
-    4: [(GERMINATE, "r0c0", "copy", "gated")],
-    5: [(GERMINATE, "r0c1", "copy", "sigmoid")],
+    5: [(GERMINATE, "r0c0", "copy", "gated"), (GERMINATE, "r0c1", "copy", "sigmoid")],
 }
 """The same with copies of blocks, one of them a copy of a copy."""
 
@@ -74,8 +74,15 @@ def act(population, host, op, slot="r0c0", blueprint=None, blend="linear"):
     )
 
 
-def play(population, epochs, script=None, start=0):
-    """Epochs of train, measure, act, tick.
+def keep_measured(population):
+    """The standing order of rules: every measured seed of every host is fossilized."""
+    for host, view in enumerate(population.views()):
+        for choice in keepable(view):
+            population.apply(host, choice)
+
+
+def play(population, epochs, script=None, start=0, keeps=True):
+    """Epochs of train, measure, act, keep what was measured if it `keeps`, tick.
 
     `script`: host -> epoch -> moves; returns what the governor did.
     """
@@ -86,6 +93,8 @@ def play(population, epochs, script=None, start=0):
         for host, moves in (script or {}).items():
             for move in moves.get(epoch, []):
                 act(population, host, *move)
+        if keeps:
+            keep_measured(population)
         population.tick()
     return rollbacks
 
@@ -114,9 +123,9 @@ def differing(first, second):
     return sorted(names)
 
 
-def epochs(task, seeds, epochs=7, script=None, **options):
+def epochs(task, seeds, epochs=7, script=None, keeps=True, **options):
     """A population after `epochs`; `script` is played by every host unless it is by host."""
     population = Population(task, seeds, **options)
     by_host = dict.fromkeys(range(len(seeds)), GROWTH) if script is None else script
-    play(population, epochs, by_host)
+    play(population, epochs, by_host, keeps=keeps)
     return population

@@ -21,12 +21,12 @@ from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import FossilJudged, HostEpoch
 from runtime.clocked import CNN, RESNET, TEXT
-from runtime.episodes import GERMINATE, act, differing, play, print_of
+from runtime.episodes import GERMINATE, act, differing, keep_measured, play, print_of
 
 PLANS = {
     "gpt": (TEXT, {0: ("r0c0", "copy"), 2: ("r0c1", "copy_zero"), 3: ("r0c0", "copy")}),
     "gpt with live copies": (
-        replace(TEXT, compute=0.6, lengths=StageLengths(ramp=2, probation=2)),
+        replace(TEXT, compute=0.6, lengths=StageLengths(ramp=2)),
         {0: ("r0c0", "copy"), 1: ("r0c1", "copy")},
     ),
     "resnet": (RESNET, {0: ("r0c1", "copy_zero"), 1: ("r0c5", "copy")}),
@@ -53,6 +53,7 @@ def play_out(population, plan):
         events += episodes.train()[0]
         if epoch in plan:
             act(episodes.population, 0, GERMINATE, *plan[epoch])
+        keep_measured(episodes.population)
         episodes.tick()
     return episodes.population, events
 
@@ -122,6 +123,7 @@ def test_what_a_share_leaves_is_carried_over(plan):
         assert run.plan.steps
         if epoch in script:
             act(episodes.population, 0, GERMINATE, *script[epoch])
+        keep_measured(episodes.population)
         episodes.tick()
     assert clock.due(task.epochs - 1) == clock.budget
 

@@ -184,9 +184,9 @@ def test_a_cull_before_a_save_is_a_cull_after_it(grown):
 
 def test_a_host_that_falls_to_guessing_with_its_culled_seed_is_left_in_peace():
     """Only the seed could tell the classes apart."""
-    population = Population(replace(get_task("blobs"), lengths=replace(QUICK, probation=9)), [1, 2])
+    population = Population(replace(get_task("blobs"), lengths=QUICK), [1, 2])
     script = {key: {0: [(GERMINATE, "r0c0", "mlp")], 4: [(CULL, "r0c0")]} for key in range(2)}
-    assert play(population, 5, script) == []
+    assert play(population, 5, script, keeps=False) == []
     assert min(reading.held_out_accuracy for reading in population.readings()) > 0.8
     assert play(population, 4, start=5) == []
     assert max(reading.held_out_accuracy for reading in population.readings()) < 0.65
@@ -214,7 +214,7 @@ def rolled_back():
     """A host with a fossil and a live seed, good and then poisoned; with what it was and what was
     done.
     """
-    population = epochs(IMAGES, [7], epochs=5)
+    population = epochs(IMAGES, [1], epochs=6)
     population.train_epoch()
     population.evaluate()
     good, epoch, flops = (

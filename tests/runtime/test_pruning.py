@@ -12,10 +12,10 @@ from esper.episodes import Episodes
 from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.telemetry.events import FossilJudged, HostEpoch, HostRolledBack
-from runtime.episodes import GROWTH, IMAGES, act, differing, epochs, play, print_of
+from runtime.episodes import GROWTH, IMAGES, act, differing, epochs, keep_measured, play, print_of
 from runtime.stored import restore, store
 
-TASK = replace(IMAGES, epochs=10, lr=0.05)
+TASK = replace(IMAGES, epochs=11, lr=0.05)
 DUE = next(epoch for epoch in range(TASK.epochs + 1) if TASK.is_rate_low(epoch))
 
 
@@ -105,6 +105,7 @@ def test_it_happens_once_when_the_rate_has_fallen():
         )
         for move in GROWTH.get(epoch, []):
             act(population, 0, *move)
+        keep_measured(population)
         episodes.tick()
     assert found == [DUE] * 2
 

@@ -24,7 +24,7 @@ POINTS = replace(
     get_task("blobs"),
     epochs=8,
     epoch_examples=64,
-    lengths=StageLengths(probation=3, embargo=0, resetting=0),
+    lengths=StageLengths(embargo=0, resetting=0),
 )
 """Two slots, linear host, two training steps per epoch."""
 PICTURES = replace(IMAGES, epochs=6, epoch_examples=48)

@@ -33,7 +33,7 @@ COSTS = {
     (s, b, w): SIZES[b] for s in SPACE.slots.slot_ids for b in BLUEPRINTS for w in SPACE.blends
 }
 SPEC = HeadSpec.growth(*SPACE.sizes[1:])
-LENGTHS = StageLengths(probation=2, embargo=1)
+LENGTHS = StageLengths(embargo=1)
 HOST_PARAMS, MAX_SEEDS = 1000, 2
 FULL_GAIN = 0.2
 

@@ -234,7 +234,7 @@ def test_what_was_done_and_what_came_of_it_are_told(twins):
         "linear",
     )
     stages = [e.after for step in lived[:4] for e in kinds(step.info["events"][1], StageChanged)]
-    assert stages == ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]
+    assert stages == ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED"]
     assert all([type(event) for event in step.info["events"][0]] == [HostEpoch] for step in lived)
 
 

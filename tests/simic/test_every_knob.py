@@ -29,6 +29,9 @@ LONGER = {"task__epochs": 8}
 """Episodes in which slots open again."""
 
 
+PLANTED_FOR_GOOD = {"task__epochs": 8, "task__lengths__ramp": 0}
+"""Episodes with many fossils, whatever a fresh policy does."""
+
 FEW = {"task__held_out": 8, "task__epoch_examples": 256}
 """Few enough held-out examples for a budget of compute."""
 
@@ -64,8 +67,7 @@ TABLE = {
     "task.scale_at_birth": Knob(0.1, PLAYS),
     "task.lengths.training": Knob(1, PLAYS),
     "task.lengths.ramp": Knob(3, PLAYS),
-    "task.prunes": Knob(False, PLAYS, LONGER),
-    "task.lengths.probation": Knob(2, PLAYS, LONGER),
+    "task.prunes": Knob(False, PLAYS, PLANTED_FOR_GOOD),
     "task.lengths.embargo": Knob(0, PLAYS, LONGER),
     "task.lengths.resetting": Knob(0, PLAYS, LONGER),
     "reward.family": Knob("loss", PLAYS),

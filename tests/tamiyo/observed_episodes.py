@@ -25,7 +25,7 @@ from runtime.episodes import BLOBS, IMAGES
 
 THREE = SlotConfig.default()
 METRICS = {field.name for field in fields(SeedMetrics)}
-SHORT = StageLengths(embargo=1, resetting=1, probation=2)
+SHORT = StageLengths(embargo=1, resetting=1)
 
 
 def epoch_signals(loss=0.5, accuracy=0.7, **others):
@@ -94,7 +94,7 @@ TASKS = {
     "three slots": replace(
         IMAGES,
         build_host=lambda: build_cnn_host(blocks=3, base_channels=4, in_channels=1, image_size=8),
-        lengths=StageLengths(training=1, ramp=1, probation=2, embargo=1, resetting=1),
+        lengths=StageLengths(training=1, ramp=1, embargo=1, resetting=1),
         blueprints=("norm", "conv_small", "depthwise"),
     ),
 }

@@ -123,8 +123,8 @@ def test_a_seed_that_does_harm_is_kept_all_the_same():
     assert [event.stage for event in measured] == ["BLENDING", "PROBATIONARY"]
     assert measured[0].contribution is None
     assert measured[1].contribution < -measured[1].standard_error
-    (planted,) = [event for event in garden.history if isinstance(event, ActionTaken)]
-    assert planted.op == "GERMINATE"
+    planted, kept = [event for event in garden.history if isinstance(event, ActionTaken)]
+    assert (planted.op, kept.op) == ("GERMINATE", "FOSSILIZE")
     assert stages(garden, planted.slot) == [
         "GERMINATED",
         "BLENDING",

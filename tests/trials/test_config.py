@@ -38,7 +38,6 @@ TASK = {
     "task.lengths.training": 1,
     "task.lengths.ramp": 3,
     "task.prunes": False,
-    "task.lengths.probation": 2,
     "task.lengths.embargo": 0,
     "task.lengths.resetting": 0,
 }

@@ -201,7 +201,7 @@ class MorphogeneticModel(nn.Module):
     def fossilize_seed(self, slot_id: str, *, view: GrowthView | None = None) -> SlotChange:
         """Keep the live seed for good.
 
-        The output does not change, and the slot opens on the next tick.
+        The output does not change. The slot opens when one more epoch was trained.
         """
         slot = self._permit(OP_FOSSILIZE, slot_id, view=view)
         return self._settle(slot, slot.state.advance(SeedStage.FOSSILIZED))
@@ -246,19 +246,21 @@ class MorphogeneticModel(nn.Module):
             return []
         changes = [self.germinate_seed(slot_id, blueprint_id, blend_id, view=view)]
         slot = self.slot(slot_id)
-        if not self.settings.lengths.ramp:  # kept at once, and the slot is open for the next one
+        if (
+            not self.settings.lengths.ramp
+        ):  # planted for good, and the slot is open for the next one
             for stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT):
                 changes.append(self._settle(slot, slot.state.advance(stage)))
         return changes
 
-    def tick(self) -> list[SlotChange]:
+    def tick(self, slot_id: str | None = None) -> list[SlotChange]:
         """Between two epochs: stages that are over end, ramps take a step.
 
-        Returns the slots that changed stage.
+        It concerns all slots, or the one that is named. Returns the slots that changed stage.
         """
         self._require_owned()
         changes: list[SlotChange] = []
-        for slot in self.ordered_slots:
+        for slot in self.ordered_slots if slot_id is None else [self.slot(slot_id)]:
             change = self._settle(slot, tick(slot.state, self.settings.lengths))
             if change.before.stage is not change.after.stage:
                 changes.append(change)

@@ -27,24 +27,24 @@ _SIGMOID_STEEPNESS = 10.0
 class StageLengths:
     """How many epochs each of a slot's stages lasts unless a policy ends it earlier.
 
+    Probation has no length: a seed stays on it until FOSSILIZE or CULL decides.
+
     >>> import esper
     >>> esper.StageLengths(ramp=3)
-    StageLengths(training=0, ramp=3, probation=1, embargo=3, resetting=1)
+    StageLengths(training=0, ramp=3, embargo=3, resetting=1)
     """
 
     training: int = 0
     """incubation before blending; 0 blends at once, which did better in our measurements"""
     ramp: int = 1
-    """epochs from alpha 0 to 1; 1 is fully blended in at once, 0 is kept at once, unmeasured"""
-    probation: int = 1
-    """measured epochs at full strength before a seed is kept"""
+    """epochs from alpha 0 to 1; 1 is fully blended in at once, 0 plants for good, unmeasured"""
     embargo: int = 3
     """epochs a slot stays closed after a cull"""
     resetting: int = 1
     """epochs between the embargo and the next chance"""
 
     def __post_init__(self) -> None:
-        shortest = {"training": 0, "ramp": 0, "probation": 1, "embargo": 0, "resetting": 0}
+        shortest = {"training": 0, "ramp": 0, "embargo": 0, "resetting": 0}
         for name, least in shortest.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -54,7 +54,7 @@ class StageLengths:
                 )
         if self.training and not self.ramp:
             raise SettingError(
-                f"ramp 0 keeps a seed at once, but training is {self.training}; raise ramp to 1."
+                f"ramp 0 plants a seed for good, but training is {self.training}; raise ramp to 1."
             )
 
 
@@ -178,12 +178,8 @@ def _find_end(state: SeedState, lengths: StageLengths) -> _StageEnd | None:
         case SeedStage.BLENDING:
             gate = ramp_gate(state.alpha)
             return _StageEnd(SeedStage.PROBATIONARY, gate) if gate.passed else None
-        case SeedStage.PROBATIONARY if epochs >= lengths.probation:
-            # early evidence does not say what a seed is worth at the end, so that it was measured
-            # is enough
-            gate = counterfactual_gate(state.contribution)
-            return _StageEnd(SeedStage.FOSSILIZED, gate) if gate.passed else None
-        case SeedStage.FOSSILIZED:
+        case SeedStage.FOSSILIZED if epochs >= 1:
+            # an epoch is trained before the slot opens again, so that reports show the fossil
             return _StageEnd(SeedStage.DORMANT)
         case SeedStage.CULLED:
             return _StageEnd(SeedStage.EMBARGOED)

@@ -31,12 +31,9 @@ class LengthsConfig(Configuration):
         None, ge=0, description="incubation before blending; 0 starts to blend at once"
     )
     ramp: int | None = Field(None, ge=0)
-    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 kept at once,
+    """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 plants for good,
     unmeasured
     """
-    probation: int | None = Field(
-        None, ge=1, description="measured at full strength before a seed is kept"
-    )
     embargo: int | None = Field(None, ge=0, description="a slot stays closed after a cull")
     resetting: int | None = Field(None, ge=0, description="between embargo and the next chance")
 

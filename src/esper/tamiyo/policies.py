@@ -66,6 +66,14 @@ class RulePolicy:
         """
         return getattr(self.rule, "is_plan", False)
 
+    @property
+    def keeps_measured(self) -> bool:
+        """Whether its measured seeds are fossilized in the same decision, after it has chosen.
+
+        It is the standing order of every rule that does not say `keeps_measured = False`.
+        """
+        return getattr(self.rule, "keeps_measured", True)
+
     def decide(
         self,
         observation: Any,

@@ -335,7 +335,8 @@ def plain_sham(facts: HostFacts) -> Sham:
 class Heuristic:
     """Plant what computes most, where least has grown, one seed per decision.
 
-    What becomes of a seed is mechanical. Of the seeds that take at most `share` of the room left
+    Every
+    seed that was measured is kept. Of the seeds that take at most `share` of the room left
     (if none does: of the smallest alone), those in the slots with the fewest fossils count, and of
     these the one with the most FLOPs on an example is planted; as a slot's first seed one that
     mixes positions, if there is one: in a text, attention before an MLP. Ties: more parameters, the
@@ -427,7 +428,8 @@ def rule(name: str, *, replace: bool = False) -> Callable[[RuleType], RuleType]:
 
     It stands on a frozen dataclass whose first field is `facts`, followed by the rule's settings,
     or on a function of `facts` and settings that builds one. A name that is taken is refused
-    unless you say `replace`.
+    unless you say `replace`. What a rule planted is kept once it was measured, unless the rule has
+    `keeps_measured = False` and returns FOSSILIZE itself.
 
     >>> from dataclasses import dataclass
     >>> import torch, esper

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from esper.episodes import Episodes, decide, decision_flops, facts_of
+from esper.episodes import Episodes, decide, decision_flops, facts_of, keepable
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import IllegalActionError, SettingError
@@ -88,6 +88,7 @@ def run_entries(
     populate: Populate = Population,
     *,
     watch: Watch = lambda epoch, events: None,
+    say: Say = lambda line: None,
 ) -> list[ArmRun]:
     """Whole episodes side by side in one population, each under its own policy."""
     started = time.perf_counter()
@@ -105,6 +106,12 @@ def run_entries(
         watch(epoch, list(chain.from_iterable(happened)))
         for events_of_host, new_events in zip(events, happened, strict=True):
             events_of_host.extend(new_events)
+    for arm in dict.fromkeys(entry.arm for entry in entries):
+        runs = [
+            run for run, entry in zip(population.runs, entries, strict=True) if entry.arm == arm
+        ]
+        for line in describe_undecided(arm, runs):
+            say(line)
     finals = population.final_scores()
     seconds = (time.perf_counter() - started) / len(entries)
     arm_runs = []
@@ -171,6 +178,26 @@ def prepare_host(population: Population, host: int, entry: Entry) -> None:
     population.governors[host].keep()
 
 
+def describe_undecided(arm: str, runs: Sequence[HostRun]) -> list[str]:
+    """A line that names what an arm left on probation, host by host, if there is anything.
+
+    The final networks are without it. No line names seeds that were planted too late to be judged.
+    """
+    undecided: list[str] = []
+    for run in runs:
+        for choice in keepable(run.model.view()):
+            slot_id = run.model.slot_config.slot_ids[choice[1]]
+            state = run.model.slot(slot_id).state
+            assert state.contribution is not None
+            undecided.append(
+                f"{state.blueprint_id} in {slot_id} of random seed {run.seed} "
+                f"({state.contribution.mean:+.2g})"
+            )
+    if not undecided:
+        return []
+    return [f"{arm} left undecided, so the final networks are without: {', '.join(undecided)}"]
+
+
 def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:
     """What was grown for good, slot by slot."""
     plantings = []
@@ -200,16 +227,17 @@ class Decider:
     def decide(
         self, view: GrowthView, look: Callable[[], GrowthView], may_act: bool
     ) -> Iterator[Choice]:
-        """What the policy wants done to its host, op by op; act on each before taking the next.
+        """What is to be done to the host, op by op; act on each before taking the next.
 
-        Nothing where it may not act. `look` returns the host's view after an op.
+        Where the policy may not act, it is a rule's standing order at most. `look` returns the
+        host's view after an op.
         """
         decisions = decide(
             self.policy, view, self.memory, look=look, ask=self._ask, may_act=may_act
         )
         for decision in decisions:
             self.memory = decision.memory
-            if may_act and decision.choice[0] != OP_WAIT:
+            if decision.choice[0] != OP_WAIT:
                 yield decision.choice
 
     def _ask(self, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:

@@ -185,7 +185,7 @@ class Comparison:
         return task
 
     def _play(self, task: Task, entries: Sequence[Entry]) -> list[ArmRun]:
-        return run_entries(task, entries, self.populate, watch=self._watch)
+        return run_entries(task, entries, self.populate, watch=self._watch, say=self.say)
 
     def _watch(self, epoch: int, events: Sequence[Event]) -> None:
         if self.should_stop():

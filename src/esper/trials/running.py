@@ -30,7 +30,16 @@ from esper.tamiyo.policy_names import Rule, parse
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.sink import Sink
-from esper.trials.arms import Decider, Say, Stopped, Watch, act_on_epoch, arm_result, make_decider
+from esper.trials.arms import (
+    Decider,
+    Say,
+    Stopped,
+    Watch,
+    act_on_epoch,
+    arm_result,
+    describe_undecided,
+    make_decider,
+)
 from esper.trials.config import RunConfig
 
 KEPT_EPOCHS = 2
@@ -89,6 +98,8 @@ def run_hosts(
             watch(epoch, list(chain.from_iterable(happened)))
             if should_stop() and epoch + 1 < population.task.epochs:
                 raise Stopped(saves.epochs)
+        for line in describe_undecided(config.policy, population.runs):
+            say(line)
         return _finish(config, episodes, counts, sink)
 
 

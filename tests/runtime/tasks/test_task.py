@@ -100,8 +100,8 @@ def test_the_plan_does_not_depend_on_actions():
         2: [(GERMINATE, "r0c1", "lora")],
         4: [(CULL, "r0c0")],
     }
-    busy = Population(replace(BLOBS, lengths=replace(BLOBS.lengths, probation=9)), [1])
-    play(busy, 8, {0: script})
+    busy = Population(BLOBS, [1])
+    play(busy, 8, {0: script}, keeps=False)
     for population in (quiet, busy):
         population.train_epoch()
     assert quiet.readings()[0].lr == busy.readings()[0].lr == BLOBS.rate(8)
