@@ -23,7 +23,7 @@ from user_models import (
 )
 
 IMAGES = random_images(16)
-SLOW_RAMP = StageLengths(ramp=4, probation=4)
+SLOW_RAMP = StageLengths(ramp=4)
 
 
 class CompiledGarden:
@@ -115,7 +115,7 @@ def test_fossilizing_builds_a_new_graph():
 
 @pytest.mark.slow
 def test_culling_goes_back_to_the_graph_without_the_seed():
-    subject = CompiledGarden({0: PLANT_FIRST, 3: CULL_FIRST}, lengths=StageLengths(probation=3))
+    subject = CompiledGarden({0: PLANT_FIRST, 3: CULL_FIRST}, keeps=False)
     bare = subject.run()
     walk_to(subject.garden, "PROBATIONARY")
     subject.run()

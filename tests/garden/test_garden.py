@@ -158,7 +158,7 @@ def offs(garden, count=10):
 
 def test_evaluate_is_called_again_with_a_slot_off_exactly_for_seeds_on_probation():
     garden = grow_cnn(
-        {1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2, probation=4)
+        {1: PLANT_FIRST, 2: PLANT_SECOND, 6: CULL_FIRST}, lengths=StageLengths(ramp=2), keeps=False
     )
     steps = offs(garden)
     assert all(calls == [[], *([name] for name in tried)] for tried, calls in steps)
@@ -382,9 +382,7 @@ def rendered(table):
 
 
 def test_the_summary_shows_slots_stages_parameters_budget_and_evidence():
-    garden = walk_to(
-        grow_cnn({0: PLANT_FIRST}, budget=3.0, lengths=StageLengths(probation=2)), "PROBATIONARY"
-    )
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0, keeps=False), "PROBATIONARY")
     assert "not measured" in rendered(garden.summary())
     garden.step(made_up(garden))
     text = rendered(garden.summary())

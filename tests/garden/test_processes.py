@@ -192,7 +192,7 @@ def test_two_processes_grow_the_network_that_one_grows(policy, tmp_path):
 def test_examples_that_every_process_measured_count_once(tmp_path):
     def live(rank):
         garden, counts = (
-            grow_cnn({0: PLANT_FIRST}, scale=0.5, lengths=StageLengths(probation=3)),
+            grow_cnn({0: PLANT_FIRST}, scale=0.5, keeps=False),
             [],
         )
         for held_out in (HELD_OUT, HELD_OUT, HELD_OUT, own_rows(HELD_OUT)):

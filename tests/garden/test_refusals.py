@@ -20,7 +20,6 @@ from esper.leyline.errors import (
     SettingError,
     UnknownNameError,
 )
-from esper.leyline.lifecycle import StageLengths
 from user_models import (
     CNN,
     PLANT_FIRST,
@@ -201,7 +200,7 @@ def facts(garden):
 
 
 def two_live_seeds():
-    garden = grow_cnn({0: PLANT_FIRST, 1: PLANT_SECOND}, lengths=StageLengths(probation=9))
+    garden = grow_cnn({0: PLANT_FIRST, 1: PLANT_SECOND}, keeps=False)
     walk_to(garden, "PROBATIONARY", "r0c1")
     garden.model.train()
     losses_of(garden.model, IMAGES).mean().backward()

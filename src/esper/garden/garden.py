@@ -25,6 +25,7 @@ from esper.episodes import (
 from esper.garden import hints, keeping, processes
 from esper.garden.average import Average
 from esper.garden.books import Books
+from esper.garden.by_hand import PlantingByHand
 from esper.garden.measuring import Evaluate, Evaluation
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
@@ -37,15 +38,14 @@ from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import buffers_kept, refuse_wrapped
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import restore_network, save_network
-from esper.leyline.errors import MeasurementError, OptimizerError, SettingError
+from esper.leyline.errors import MeasurementError, SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_NAMES
 from esper.leyline.legality import GrowthView
 from esper.leyline.stages import SeedStage
 from esper.runtime.executors.compiling import forget_compiled
 from esper.runtime.executors.structure import compiled_key
 from esper.runtime.ledger import Ledger
-from esper.tamiyo.masks import Masks
-from esper.tamiyo.policies import Actions, Policy, Reports
+from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import build_policy
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
@@ -58,7 +58,7 @@ from esper.telemetry.events import (
 )
 
 
-class Garden:
+class Garden(PlantingByHand):
     """A growing model, and the policy that decides about it between two epochs of your loop.
 
     `esper.grow` makes one. Build the optimiser from `parameters`, `attach` it, train
@@ -69,6 +69,7 @@ class Garden:
         model: the `MorphogeneticModel` to train; it is called like the host.
         policy: what decides; `policy_name` names it.
         memory: what the policy remembers.
+        by_hand: slots whose live seed `plant` planted.
         epoch: how many steps were made.
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.
@@ -130,6 +131,7 @@ class Garden:
             )
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
+        self.by_hand: set[str] = set()
         self.epoch = 0
         self.is_pruned = False
         self.history: list[Event] = []
@@ -207,11 +209,7 @@ class Garden:
         Returns:
             What happened, in order; print an event to read it.
         """
-        link = self.model.link
-        if link is None:
-            raise OptimizerError(
-                "no optimiser is attached, so seeds cannot learn; call attach(optimizer) first."
-            )
+        link = self._require_optimizer()
         epoch = self.epoch + 1
         is_idle = epoch > 1 and link.follows_rates and not link.steps
         examples = self.books.count_examples(self.model, link)
@@ -466,8 +464,14 @@ class Garden:
         """Ask the policy about the network as it stands, and carry out what it wants."""
         started = time.perf_counter()
         events: list[Event] = []
+        self.by_hand = {slot_id for slot_id in self.by_hand if view.reports[slot_id].is_live}
         for decision in decide(
-            self.policy, view, self.memory, look=self.model.view, ask=self._ask_for_all
+            self.policy,
+            view,
+            self.memory,
+            look=self.model.view,
+            ask=processes.ask_first(partial(self.policy.decide, None)),
+            by_hand=self.by_hand,
         ):
             carry_out = partial(self.model.act, view=decision.view)
             events += act(carry_out, self.model.space, decision.choice, 0, epoch)
@@ -477,17 +481,3 @@ class Garden:
         if OP_NAMES[OP_GERMINATE] in taken and link.is_rate_low:
             events.append(hints.hint_of_low_rate(link, epoch))
         return events
-
-    def _ask_for_all(
-        self, masks: Masks, reports: Sequence[Reports], memory: Any
-    ) -> tuple[Actions, Any]:
-        """The first process asks the policy, and all of them take its answer."""
-
-        def ask() -> tuple[Actions, Any] | None:
-            if not processes.is_first():
-                return None
-            return self.policy.decide(None, masks, reports, memory)
-
-        answer = processes.gather(ask)[0]
-        assert answer is not None
-        return answer

@@ -10,6 +10,8 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.pruning import FossilVerdict
 from esper.leyline.rates import LOW_RATE
+from esper.leyline.reports import SeedStateReport
+from esper.leyline.stages import SeedStage
 from esper.telemetry.events import GrowthHint
 
 
@@ -69,20 +71,29 @@ def hint_of_doubt(
 
 
 def hint_of_left_out(model: MorphogeneticModel, epoch: int) -> list[GrowthHint]:
-    """Live seeds are not part of what is taken home; this is a warning as well."""
-    live: list[str] = []
+    """Seeds that were not decided about are not taken home; this is a warning as well."""
+    undecided: list[str] = []
     for slot_id, report in model.get_slot_reports().items():
         if report.is_live:
             module = model.slot_config.modules[slot_id]
-            live.append(f"{report.blueprint_id} in {slot_id} ({module})")
-    if not live:
+            way_out = _way_to_keep(report)
+            undecided.append(f"{report.blueprint_id} in {slot_id} ({module}), {way_out}")
+    if not undecided:
         return []
-    text = (
-        f"the harvest leaves out live seeds: {', '.join(live)}. Train on until they are kept, or "
-        f"plant earlier."
-    )
+    text = f"the harvest leaves out undecided seeds: {'; '.join(undecided)}."
     warnings.warn(text, stacklevel=4)
     return [_hint(epoch, text)]
+
+
+def _way_to_keep(report: SeedStateReport) -> str:
+    """The last contribution of a seed, and the call that keeps it, if it can be kept now."""
+    gain = report.metrics.counterfactual_contribution
+    if gain is None or report.stage is not SeedStage.PROBATIONARY:
+        return f"still {report.stage.name} and not measured: train on, or plant earlier"
+    error = report.metrics.counterfactual_standard_error
+    return (
+        f'last contribution {gain:+.2g} ± {error:.2g}: keep it with garden.keep("{report.slot_id}")'
+    )
 
 
 def _hint(epoch: int, text: str) -> GrowthHint:

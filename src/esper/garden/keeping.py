@@ -30,6 +30,7 @@ class Kept:
     run: str | None
     policy: str
     memory: Any
+    by_hand: list[str]
     history: list[dict[str, Any]]
     ledger: Ledger
     examples: dict[Literal["training", "shadow"], NonNegativeInt]
@@ -57,6 +58,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "run": garden.run,
         "policy": garden.policy_name,
         "memory": require_plain(garden.memory),
+        "by_hand": sorted(garden.by_hand),
         "history": [to_record(event) for event in garden.history],
         "ledger": asdict(garden.ledger),
         "examples": garden.model.examples,
@@ -115,6 +117,7 @@ def take(
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
     garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None
+    garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
     settle_optimizer(garden)

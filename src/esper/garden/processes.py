@@ -65,6 +65,17 @@ def gather(work: Callable[[], T]) -> list[T]:
     return [answer.result for answer in answers]  # type: ignore[misc]  # none has failed
 
 
+def ask_first(decide: Callable[..., T]) -> Callable[..., T]:
+    """The same function, which only the first process calls; all of them take its answer."""
+
+    def ask(*arguments: object) -> T:
+        answer = gather(lambda: decide(*arguments) if is_first() else None)[0]
+        assert answer is not None
+        return answer
+
+    return ask
+
+
 def share(tensors: Iterable[Tensor]) -> None:
     """Every process takes over the first one's values."""
     if count() == 1:
