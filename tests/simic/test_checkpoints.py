@@ -103,7 +103,7 @@ def test_a_learner_that_has_not_learned_yet_comes_back_too(learned, tmp_path):
 def test_the_file_is_plain_tensors_and_json(saved, learned):
     with safe_open(saved, "pt") as file:
         plain = json.loads(file.metadata()["esper"])
-    assert plain["format"] == 3
+    assert plain["format"] == 4
     assert plain["layout"] == json.loads(json.dumps(vars(learned[3])))
     assert plain["counters"] == {"decisions": 6, "updates": 1}
     names = set(load_file(saved))
@@ -155,7 +155,7 @@ def damage(path, how):
         case "another format":
             save_file(load_file(path), path, {"esper": json.dumps({"format": 99})})
         case "the one before":  # it had no digest
-            save_file(load_file(path), path, {"esper": json.dumps({"format": 2})})
+            save_file(load_file(path), path, {"esper": json.dumps({"format": 3})})
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_a_file_that_is_no_checkpoint_of_ours_is_refused_by_name(saved, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "found"), [("a list", None), ("another format", 99), ("the one before", 2)]
+    ("how", "found"), [("a list", None), ("another format", 99), ("the one before", 3)]
 )
 def test_another_format_is_refused(saved, how, found):
     damage(saved, how)
-    with pytest.raises(SaveError, match=f"format {found}; .*format 3"):
+    with pytest.raises(SaveError, match=f"format {found}, .*format 4"):
         read_policy(saved)
 
 

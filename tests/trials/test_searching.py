@@ -20,7 +20,6 @@ from esper.trials.searching import Draws, Searching, SearchSettings, Step, read_
 from runtime.episodes import IMAGES
 from trials.grown_runs import asked_at
 from trials.test_comparison import LR, compare, configured, logged, timeless
-from trials.test_published_policy import POLICIES
 from trials.test_running import trained
 
 FACTS = facts_of(Population(IMAGES, [0]).runs[0].model, 20)
@@ -229,11 +228,6 @@ def test_settings_reach_the_search():
 
 
 # -- what others were given ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "episodes"), [("cifar10", 80 * 32), ("digits", 40 * 12)])
-def test_a_published_policy_says_how_many_episodes_it_learned_from(name, episodes):
-    assert episodes_of(POLICIES / f"{name}.safetensors") == episodes
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCri
 from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 
-FORMAT = 3
+FORMAT = 4
 MOST_WIDTH = 16384  # of a layer of a policy: a small file must not ask for any memory there is
 NETWORK = "network."  # begins the names of the weights
 Tensors = Mapping[str, Tensor]
@@ -109,7 +109,8 @@ def read(path: Path, layouts: Any = Layout) -> PolicyFile:
     file_format = plain.get("format") if isinstance(plain, dict) else None
     if file_format != FORMAT:
         raise SaveError(
-            f"{path} has format {file_format}; this version reads format {FORMAT} "
+            f"{path} has format {file_format}, this version reads format {FORMAT}. Policies of "
+            f"0.2.0 learned while seeds were kept by themselves; train a new one "
             f"(docs/checkpoints.md)."
         )
     if metadata.get("sha256") != _digest(tensors, metadata["esper"]):

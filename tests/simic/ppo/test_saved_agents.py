@@ -4,7 +4,6 @@ the same acts, the same learning, and growth policies that other commands take.
 """
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,10 +168,19 @@ def test_an_agent_without_spaces_is_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_without_its_learner_says_so():
-    published = Path(__file__).parents[3] / "examples" / "policies" / "cifar10.safetensors"
+def test_a_checkpoint_without_its_learner_says_so(grown, tmp_path):
+    tensors, plain = read_policy(grown[1])
+    bare = {name: value for name, value in plain.items() if name != "learner"}
+    (tmp_path / "bare.safetensors").write_bytes(seal(tensors, bare))
     with pytest.raises(SaveError, match="--policy"):
-        esper.PPOAgent.load(published)
+        esper.PPOAgent.load(tmp_path / "bare.safetensors")
+
+
+def test_a_policy_of_the_lifecycle_of_0_2_0_is_refused_in_one_line(grown, tmp_path):
+    tensors, plain = read_policy(grown[1])
+    (tmp_path / "old.safetensors").write_bytes(seal(tensors, {**plain, "format": 3}))
+    with pytest.raises(SaveError, match=r"^[^\n]*format 3, [^\n]*0\.2\.0 learned[^\n]*$"):
+        read_policy(tmp_path / "old.safetensors")
 
 
 def test_training_from_python_leaves_a_run_folder_and_goes_on(tmp_path):
