@@ -4,6 +4,27 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        phrase="every policy has a standing order",
+        place="episodes.py::decide",
+        old="getattr(policy, 'keeps_measured', False)",
+        new="True",
+        test="test_deciding.py::test_fossilize_cull_and_wait_have_three_outcomes",
+    ),
+    Fault(
+        phrase="a rule keeps what was planted by hand",
+        place="episodes.py::decide",
+        old="decided = set(by_hand)",
+        new="decided = set()",
+        test="test_deciding.py::test_no_rule_keeps_what_was_planted_by_hand",
+    ),
+    Fault(
+        phrase="the slot of a fossil opens without an epoch of training",
+        place="leyline/lifecycle.py::_find_end",
+        old="epochs >= 1",
+        new="epochs >= 0",
+        test="test_deciding.py::test_a_rule_keeps_what_was_measured_in_the_same_decision",
+    ),
+    Fault(
         phrase="an unmeasured seed may be fossilized",
         place="leyline/legality.py::refuse",
         old="report.stage is SeedStage.PROBATIONARY and report.is_measured",

@@ -12,9 +12,9 @@ FAULTS = [
     ),
     Fault(
         phrase="every process decides for itself",
-        place="garden/garden.py::Garden._ask_for_all",
-        old="processes.gather(ask)[0]",
-        new="self.policy.decide(None, masks, reports, memory)",
+        place="garden/processes.py::ask_first",
+        old="gather(lambda: decide(*arguments) if is_first() else None)[0]",
+        new="decide(*arguments)",
         test="garden/test_processes.py::test_the_first_process_decides_for_all",
     ),
     Fault(
