@@ -12,6 +12,7 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
 from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.rules import replay
 from esper.telemetry.events import ActionTaken, StageChanged
 from esper.trials.arms import Entry, run_entries
 from runtime.episodes import BLOBS, GERMINATE, act, play
@@ -135,6 +136,15 @@ def test_a_rule_keeps_what_was_measured_in_the_same_decision():
     ]
     assert (ends, opened) == ([4], [5])
     assert run.result.test_accuracy > 0.95
+
+
+@pytest.mark.parametrize(("policy", "kept"), [(PlantsOnce(), 0), (RulePolicy(Plants()), 1)])
+def test_a_sham_waits_where_its_arm_waited(policy, kept):
+    arm = played(policy)
+    task = replace(get_task("blobs"), blueprints=("sham",))
+    (sham,) = run_entries(task, [Entry("sham", 3, replay(arm.events))])
+    assert (arm.result.fossilized, sham.result.fossilized) == (kept, kept)
+    assert (arm.result.germinated, sham.result.germinated) == (1, 1)
 
 
 def test_a_rule_that_says_so_keeps_nothing():

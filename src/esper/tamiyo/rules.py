@@ -16,7 +16,7 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, 
 from esper.leyline.registry import registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
-from esper.telemetry.events import ActionTaken, Event, StageChanged
+from esper.telemetry.events import ActionTaken, Event, SeedMeasured, StageChanged
 
 Memory = dict[str, Any]
 RuleType = TypeVar("RuleType")
@@ -256,6 +256,8 @@ class Sham:
     facts: HostFacts
     script: Sequence[ScriptedOp]
     """as `script_of` makes it from an arm's events"""
+    keeps_measured: bool = True
+    """the standing order, if the arm had it too"""
     is_plan: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -304,6 +306,20 @@ def script_of(events: Sequence[Event], space: ActionSpace) -> list[ScriptedOp]:
     return sorted(script, key=lambda entry: (entry.decision, entry.op == OP_GERMINATE))
 
 
+def _has_waited(events: Sequence[Event]) -> bool:
+    """Whether an arm left a measured seed on probation, as no rule with its standing order does."""
+    ended: set[tuple[int, str]] = set()
+    for event in events:
+        if isinstance(event, StageChanged) and event.before == "PROBATIONARY":
+            ended.add((event.epoch, event.slot))
+    for event in events:
+        if not isinstance(event, SeedMeasured) or event.contribution is None:
+            continue
+        if event.stage == "PROBATIONARY" and (event.epoch, event.slot) not in ended:
+            return True
+    return False
+
+
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
     """A policy that repeats an arm's events with the sham blueprint.
 
@@ -311,7 +327,8 @@ def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
     """
 
     def build(facts: HostFacts) -> RulePolicy:
-        return RulePolicy(Sham(facts, script_of(events, facts.space)))
+        script = script_of(events, facts.space)
+        return RulePolicy(Sham(facts, script, keeps_measured=not _has_waited(events)))
 
     return build
 
