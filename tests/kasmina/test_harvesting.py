@@ -44,7 +44,7 @@ def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
         example=inputs,
         blueprints=blueprints,
         max_seeds=9,
-        policy=script(choices),
+        policy=script(choices, keeps=False),
         settings=GrowthSettings(scale_at_birth=1.0),
     )
     optimizer = torch.optim.SGD(garden.parameters(), lr=0.02)

@@ -136,7 +136,7 @@ def saved_runs(tmp_path_factory):
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("saves")
         garden = grow_cnn(
-            CHOICES, lengths=LENGTHS, host=CNN(dropout=0.2), attach=False, max_seeds=4
+            CHOICES, keeps=False, lengths=LENGTHS, host=CNN(dropout=0.2), attach=False, max_seeds=4
         )
         optimizer, scheduler = attach(garden, setup)
         stages = {}
@@ -150,7 +150,7 @@ def saved_runs(tmp_path_factory):
 
 def resume(folder, setup, stop):
     torch.manual_seed(99)  # the fresh host's own weights must not matter
-    garden = esper.load(folder / str(stop), CNN(dropout=0.2), policy=script(CHOICES))
+    garden = esper.load(folder / str(stop), CNN(dropout=0.2), policy=script(CHOICES, keeps=False))
     optimizer, scheduler = attach(garden, setup)
     list(live(garden, optimizer, scheduler, range(stop + 1, EPOCHS)))
     return outcome(garden, optimizer)
