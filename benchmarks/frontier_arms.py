@@ -138,7 +138,7 @@ def read_arm(text: str) -> Arm:
 
 
 def copy_elsewhere(channels: int, site: Site) -> Copy:
-    """A copy of a block that stands somewhere else, drawn anew for each seed: as trained, at the wrong place."""
+    """A copy of a block that stands somewhere else, drawn again for each seed: as trained, at the wrong place."""
     shapes = [(name, value.shape) for name, value in site.module.state_dict().items()]
     alike = [module for module in site.network.modules() if type(module) is type(site.module)]
     alike = [
@@ -266,7 +266,7 @@ def task_of(setup: Setup, arm: Arm, compute: float) -> Task:
         slots, budget = (
             slots[-1:],
             task.budget,
-        )  # nothing is planted; the fewer slots, the less is measured for nobody
+        )  # nothing is planted; the fewer slots, the less is measured in vain
     changes = {
         "warmup": WARMUP * arm.warmup / compute,
         "decay": arm.decay,

@@ -97,7 +97,7 @@ def find_frontier(cells: Cells, static: Sequence[str], metric: str) -> list[Best
 def best_by_seed(
     cells: Cells, static: Sequence[str], compute: float, metric: str
 ) -> dict[int, float]:
-    """On each seed what its own best static arm had, of all that were run on it: a choice that nobody could make."""
+    """On each seed what its own best static arm had, of all that were run on it: a choice made in hindsight."""
     found: dict[int, float] = {}
     for arm in static:
         for seed, value in values_of(cells.get((arm, compute), {}), metric).items():

@@ -7,7 +7,7 @@
     python benchmarks/rules.py judge --arms heuristic random --table
 
 Each task, arm and chunk of seeds is one `esper compare` with a folder of its own under
-OUT/STAGE/TASK, so that an interrupted call goes on and further arms can be added. `choose` reads
+OUT/STAGE/TASK, so that an interrupted call continues and further arms can be added. `choose` reads
 validation only; test scores stay in the folders. The first arm is what the others are compared
 with. OUT/STAGE.json has what was found and the seeds of both stages.
 """

@@ -33,7 +33,7 @@ there is none. The options of a command set some of the keys, and
 `--set ppo.lr=3e-4 --set 'devices=["cuda:0","cuda:1"]' --set task.lengths.ramp=3`. Values are JSON; what is not JSON is
 text. An unknown key is refused with the nearest known one, and no value is converted: `"12"` is not 12. A number is at
 most a billion, unless its row says otherwise. What a run was started with is in `config.json` of its folder;
-`--resume` goes on with that. A preset or a file that says otherwise is refused then; `esper ppo` takes over what
+`--resume` continues with that. A preset or a file that says otherwise is refused then; `esper ppo` takes over what
 options and `--set` change, `esper run` and `esper compare` do not.
 """
 COMMANDS = {"ppo": TrainingConfig, "run": RunConfig, "compare": CompareConfig}

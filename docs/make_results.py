@@ -62,7 +62,7 @@ at several differences.
 name says others), **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
 gradient score. Random and schedule thus plant fewer seeds than heuristic and greedy, and add fewer parameters:
 differences to them are about how much is planted as well as where. **sham** has all events of the heuristic without
-capacity; events alone change nothing, so on a CPU it equals never to the bit, and on a GPU the two differ as two runs
+capacity; events alone change nothing, so on a CPU it equals never bit for bit, and on a GPU the two differ as two runs
 of the same thing do. **start** is the host from scratch; **final** the network that the heuristic grew, from random
 weights with as many epochs as growth had; **final-equal-flops** the same with as many FLOPs as growth took, its
 measurements included; **final-whole** the same for pretraining and growth together. Static networks start at the

@@ -1,4 +1,4 @@
-"""Hostile content in a real browser: no script of a stranger runs, nobody else is asked, nothing breaks."""
+"""Hostile content in a real browser: no script of a stranger runs, no other server is asked, nothing breaks."""
 
 import shutil
 from collections import Counter

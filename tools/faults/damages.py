@@ -182,7 +182,7 @@ FOLDERS = ("checkpoints", "networks", "networks/host-0", "twins", "arms", "pretr
 
 
 class Scene:
-    """A copy of a finished folder, another run, and something outside that nobody may touch."""
+    """A copy of a finished folder, another run, and something outside that no command may touch."""
 
     def __init__(self, kind, place):
         self.kind, self.folder, self.outside = (

@@ -84,7 +84,7 @@ def play(groups, seed=0, scale=1.0, only=None, workers=2, say=print):
     """Play all cases, or the one whose key is `only`; group key -> what came of it."""
     longest_first = sorted(
         groups, key=lambda group: -group.seconds
-    )  # so that nobody waits for the last one
+    )  # so that no test waits for the last one
     cases = [(group, number) for group in longest_first for number in group.numbers(scale)]
     if only is not None:
         name, _, number = only.rpartition("/")

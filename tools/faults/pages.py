@@ -298,7 +298,7 @@ def _memory(process):
 
 
 def slow_clients(draw, number, place):
-    """Half a request, no request, one byte at a time, nobody who takes the answer: all are ended, others are served."""
+    """Half a request, no request, one byte at a time, no client that takes the answer: all are ended, others are served."""
     found = Counter()
     whole = b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with served(many_runs(place, 20), place) as (port, process):

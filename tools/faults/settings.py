@@ -1,4 +1,4 @@
-"""Settings that nobody can mean, by option, by --set, by file: one line and exit code 2, or a run that works.
+"""Settings that no user can mean, by option, by --set, by file: one line and exit code 2, or a run that works.
 
 A setting within its bounds may ask for a run of days: what has begun, in little memory, works, and is ended.
 """

@@ -53,7 +53,7 @@ def place():
 
 
 def finished(kind, seed=0):
-    """The finished folder of a command; nobody may change it."""
+    """The finished folder of a command; no case may change it."""
     return _finished(kind, seed)
 
 
@@ -134,7 +134,7 @@ def _without_clock(value):
 
 @cache
 def wanted(kind, seed):
-    """The result of the run that nobody disturbed."""
+    """The result of the undisturbed run."""
     return result_of(kind, finished(kind, seed))
 
 
@@ -169,6 +169,6 @@ def _difference(found, expected, where=""):
 
 
 def same_events(kind, folder, seed=0):
-    """Events too are those of the run that nobody disturbed. Where segments end depends on the digits of seconds."""
+    """Events too are those of the undisturbed run. Where segments end depends on the digits of seconds."""
     if kind != "compare" and events_of(folder) != events_of(finished(kind, seed)):
-        raise Bad("events are not those of the run that nobody disturbed")
+        raise Bad("events are not those of the undisturbed run")
