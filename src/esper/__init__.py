@@ -6,7 +6,7 @@ Importing it is light: what needs torch loads when it is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "EsperError",
