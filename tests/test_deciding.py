@@ -9,6 +9,7 @@ import esper
 from esper.episodes import keepable
 from esper.leyline.errors import IllegalActionError, OptimizerError, SaveError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+from esper.leyline.lifecycle import StageLengths
 from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
 from esper.tamiyo.policies import RulePolicy
@@ -239,3 +240,36 @@ def test_a_save_of_the_lifecycle_of_0_2_0_is_refused_in_one_line(tmp_path):
     manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 2', 1))
     with pytest.raises(SaveError, match=r"^[^\n]*format 2, [^\n]*$"):
         esper.load(tmp_path, CNN(), policy=script({}))
+
+
+@pytest.mark.parametrize("lengths", [{"training": 1}, {"ramp": 3}, {"ramp": 1}], ids=str)
+def test_a_seed_planted_before_the_step_is_not_ticked_twice(lengths):
+    """Else it would be judged, or blended in, before it was trained."""
+    stages = []
+    for is_late in (False, True):
+        garden = grow_cnn(policy="never", lengths=StageLengths(**lengths))
+        if is_late:
+            train_epoch(garden.model, garden.model.link.optimizer, 0, IMAGES)
+            garden.plant("r0c0", "conv_light")
+            garden.step(lambda garden=garden: losses_of(garden.model, IMAGES))
+        else:
+            train_epoch(garden.model, garden.model.link.optimizer, 0, IMAGES)
+            garden.step(lambda garden=garden: losses_of(garden.model, IMAGES))
+            garden.plant("r0c0", "conv_light")
+        state = garden.model.slot("r0c0").state
+        stages.append((state.stage, state.alpha, state.age))
+    assert stages[0] == stages[1]
+
+
+def test_an_op_that_is_refused_leaves_the_standing_order():
+    @dataclass(frozen=True)
+    class AlwaysPlants:
+        facts: object
+
+        def choose(self, masks, reports, memory):
+            return PLANT_FIRST, memory
+
+    garden = grow_cnn(policy=lambda facts: RulePolicy(AlwaysPlants(facts)))
+    for _ in range(4):
+        garden.step(made_up(garden))
+    assert garden.model.fossilized_seeds == 1

@@ -20,6 +20,7 @@ from esper.kasmina.pruning import FossilVerdict
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import IllegalActionError
 from esper.leyline.factored_actions import (
+    OP_CULL,
     OP_FOSSILIZE,
     OP_GERMINATE,
     OP_WAIT,
@@ -96,7 +97,8 @@ def decide(
         yield Decision(choice, memory, view)
         if choice[0] == OP_WAIT:
             break
-        decided.add(view.space.slots.slot_ids[slot])
+        if op in (OP_CULL, OP_FOSSILIZE):
+            decided.add(view.space.slots.slot_ids[slot])
         if not getattr(policy, "is_plan", False):
             break
         memory = policy.ask_again(memory)  # type: ignore[attr-defined]  # plans have it

@@ -57,13 +57,18 @@ class PlantingByHand(ABC):
         return self._act_by_hand(OP_CULL, slot)
 
     def _act_by_hand(self, op: int, slot: str, blueprint: int = 0, blend: int = 0) -> list[Event]:
-        """Do what the policy could have done in the last step; what is illegal raises."""
-        self._require_optimizer()
+        """Do what the policy could have done in the last step; what is illegal raises.
+
+        After training and before `step`, the op counts as one of the coming step.
+        """
+        link = self._require_optimizer()
         choice = (op, self.model.slot_config.index_for_slot_id(slot), blueprint, blend)
         with self._together():
             changes = self.model.act(choice)
             happened = report_action(self.model.space, choice, changes, 0, self.epoch)
-            happened += report_changes(0, self.epoch, self.model.tick(slot))
+            # once an epoch is being trained, the step at its end ticks this slot like all others
+            if not link.steps:
+                happened += report_changes(0, self.epoch, self.model.tick(slot))
         return self._emit(happened)
 
     def _require_optimizer(self) -> OptimizerLink:
