@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from hashlib import sha256
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esper import __version__
 from esper.dashboard.payload import curves, encode, episode_data, header, plain, rest
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.dashboard.standings import arms_of, standings
@@ -48,7 +48,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     for name, reader in readers.items():
         arms.extend(arms_of(reader.view, name))
     data = {
-        "version": __version__,
+        "version": version("esper-lite"),
         "date": date.today().isoformat(),
         "standings": standings(arms),
         "runs": [_run_data(reader, name) for name, reader in readers.items()],
@@ -92,7 +92,9 @@ def reproduce(config: Mapping[str, Any], kind: str) -> Recipe:
         return Recipe(
             text=text, advice="Run your own training loop again. This is what esper.grow knew:"
         )
-    command = f"esper {kind} --config-json config.json --out runs/again  # esper {__version__}"
+    command = (
+        f"esper {kind} --config-json config.json --out runs/again  # esper {version('esper-lite')}"
+    )
     exactly = (
         "" if config.get("deterministic") else "; bit for bit only with --deterministic on both"
     )
