@@ -58,6 +58,8 @@ split is read once, by the harvested network. Intervals are 95 % bootstrap inter
 percentiles). They cover host seeds and data orders, not the choice of the task, and nothing is corrected for looking
 at several differences.
 
+Trained policies on this page learned and played under the lifecycle of 0.2.0, which kept measured seeds by itself.
+
 **never** is the host left alone, **random** legal places and kinds at fixed times (decisions 1, 2 and 3, unless its
 name says others), **schedule** the first blueprint that fits at fixed times, **greedy** the slot with the highest
 gradient score. Random and schedule thus plant fewer seeds than heuristic and greedy, and add fewer parameters:
