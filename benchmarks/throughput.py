@@ -149,8 +149,8 @@ class Watchful:
     heuristic: Heuristic
     keeps_measured: ClassVar[bool] = False  # probation does not end while we measure
 
-    def choose(self, masks, reports, memory):
-        return WAIT, self.heuristic.choose(masks, reports, memory)[1]
+    def choose(self, masks, reports, memory, signals):
+        return WAIT, self.heuristic.choose(masks, reports, memory, signals)[1]
 
 
 def watchful(facts: HostFacts) -> RulePolicy:

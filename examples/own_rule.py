@@ -32,7 +32,7 @@ class Thrifty:
     facts: esper.HostFacts  # what is known of the host before it trains: actions, prices, room
     share: float = 0.5  # of the room; other fields are settings, as in thrifty:share=0.2
 
-    def choose(self, masks, reports, memory):
+    def choose(self, masks, reports, memory, signals):
         """Choose one host's next op, slot, blueprint and blend, and what to remember.
 
         The choice is four indices; the memory is plain data. Masks are arrays of bools: what is
@@ -44,8 +44,10 @@ class Thrifty:
             blend     [blends]            how
 
         A row in which nothing is possible has index 0 true, so look at the op first. `reports`
-        says how each slot is.
+        says how each slot is, `signals` how the host learns; what is not known there is None.
         """
+        if signals.rate is not None and signals.rate < 0.5:  # a seed needs a high learning rate
+            return WAIT, memory
         if not masks["op"][OP_GERMINATE] or any(report.is_live for report in reports.values()):
             return WAIT, memory
         slots = np.flatnonzero(masks["slot"][OP_GERMINATE])

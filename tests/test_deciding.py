@@ -42,7 +42,7 @@ class PlantsOnce:
     def __init__(self, op=None):
         self.op = op
 
-    def decide(self, observation, masks, reports, memory):
+    def decide(self, observation, masks, reports, memory, signals):
         decision = memory or 0
         choice = (0, 0, 0, 0)
         if decision == 1:
@@ -121,7 +121,7 @@ class Plants:
 
     keeps_measured: bool = True
 
-    def choose(self, masks, reports, memory):
+    def choose(self, masks, reports, memory, signals):
         return ((OP_GERMINATE, 0, MLP, 0) if memory["epoch"] == 1 else (0, 0, 0, 0)), memory
 
 
@@ -266,7 +266,7 @@ def test_an_op_that_is_refused_leaves_the_standing_order():
     class AlwaysPlants:
         facts: object
 
-        def choose(self, masks, reports, memory):
+        def choose(self, masks, reports, memory, signals):
             return PLANT_FIRST, memory
 
     garden = grow_cnn(policy=lambda facts: RulePolicy(AlwaysPlants(facts)))

@@ -12,6 +12,7 @@ from esper.leyline.factored_actions import FactoredAction
 from esper.runtime.population import Population
 from esper.simic.environment import GrowthVectorEnv
 from esper.tamiyo.policies import RulePolicy
+from esper.tamiyo.signals import Signals
 from esper.telemetry.events import HostEpoch
 from esper.trials.arms import Entry, make_decider, play_epoch, run_entries
 from runtime.episodes import IMAGES
@@ -36,7 +37,7 @@ class Script:
     def __init__(self, steps):
         self.steps = steps
 
-    def choose(self, masks, reports, memory):
+    def choose(self, masks, reports, memory, signals):
         return self.steps.get(memory["epoch"], WAIT), memory
 
 
@@ -163,7 +164,7 @@ class Plan:
     def __init__(self, *choices):
         self.choices = choices
 
-    def decide(self, observation, masks, reports, memory):
+    def decide(self, observation, masks, reports, memory, signals):
         number = memory or 0
         return np.array([[*self.choices, WAIT][number]]), number + 1
 
@@ -182,7 +183,7 @@ def test_a_plan_is_asked_until_it_waits_and_sees_what_it_has_done():
         return looked[-1]
 
     decisions = []
-    for decision in decide(Plan((1, 0, 1, 0), (1, 1, 1, 0)), first, None, look=look):
+    for decision in decide(Plan((1, 0, 1, 0), (1, 1, 1, 0)), first, None, Signals(), look=look):
         model.act(decision.choice, decision.view)
         decisions.append(decision)
     assert [decision.choice for decision in decisions] == [(1, 0, 1, 0), (1, 1, 1, 0), WAIT]
@@ -195,7 +196,7 @@ def test_any_other_policy_is_asked_once():
     model = Population(POINTS, [SEED]).runs[0].model
     policy = Plan((1, 0, 1, 0))
     policy.is_plan = False
-    (decision,) = decide(policy, model.view(), None, look=model.view)
+    (decision,) = decide(policy, model.view(), None, Signals(), look=model.view)
     assert decision.choice == (1, 0, 1, 0)
 
 
@@ -203,9 +204,9 @@ def test_where_nothing_may_be_done_a_policy_is_asked_once_and_may_only_wait():
     model = Population(POINTS, [SEED]).runs[0].model
     seen = []
 
-    def ask(masks, reports, memory):
+    def ask(masks, reports, memory, signals):
         seen.append(masks)
         return np.array([(1, 0, 1, 0)]), memory
 
-    (_,) = decide(Plan(), model.view(), None, look=model.view, ask=ask, may_act=False)
+    (_,) = decide(Plan(), model.view(), None, Signals(), look=model.view, ask=ask, may_act=False)
     assert seen[0]["op"].tolist() == [[True, False, False, False]]

@@ -147,7 +147,7 @@ def script(choices, keeps=True):
     class Scripted:
         keeps_measured = keeps
 
-        def decide(self, observation, masks, reports, memory):
+        def decide(self, observation, masks, reports, memory, signals):
             decision = memory or 0
             return np.array([choices.get(decision, WAIT)]), decision + 1
 

@@ -17,6 +17,7 @@ __all__ = [
     "MorphogeneticModel",
     "PPOAgent",
     "PPOConfig",
+    "Signals",
     "StageLengths",
     "StepFacts",
     "Task",
@@ -58,6 +59,7 @@ _HOMES = {
     "esper.simic.rewards": ("StepFacts", "reward_family", "reward_term"),
     "esper.simic.training": ("train_ppo",),
     "esper.tamiyo.rules": ("HostFacts", "rule"),
+    "esper.tamiyo.signals": ("Signals",),
 }
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from esper.simic.rewards import StepFacts, reward_family, reward_term
     from esper.simic.training import train_ppo
     from esper.tamiyo.rules import HostFacts, rule
+    from esper.tamiyo.signals import Signals
 
 
 def __getattr__(name: str) -> Any:

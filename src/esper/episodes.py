@@ -38,12 +38,12 @@ from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import Masks, compute_batch_masks, only_waiting
 from esper.tamiyo.policies import WAIT, Actions, Policy, Reports
 from esper.tamiyo.rules import HostFacts
-from esper.tamiyo.signals import EpochSignals, SignalTracker
+from esper.tamiyo.signals import EpochSignals, Signals, SignalTracker
 from esper.telemetry import events
 from esper.telemetry.events import Event, LedgerClosed, finite
 
-Ask = Callable[[Masks, Sequence[Reports], Any], tuple[Actions, Any]]
-"""How a policy is asked: masks, reports and memory of one network, as a batch of one."""
+Ask = Callable[[Masks, Sequence[Reports], Any, Sequence[Signals]], tuple[Actions, Any]]
+"""How a policy is asked: masks, reports, memory and signals of one network, as a batch of one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def decide(
     policy: Policy,
     view: GrowthView,
     memory: Any,
+    signals: Signals,
     *,
     look: Callable[[], GrowthView],
     ask: Ask | None = None,
@@ -79,6 +80,7 @@ def decide(
         policy: whom to ask.
         view: the network as it stands.
         memory: what the policy remembers of it; None at the start.
+        signals: what was measured after the last epoch.
         look: returns the view after an op, which may have changed the network.
         ask: asks the policy, where there is more to it than calling `decide` without observation.
         may_act: whether the policy may do anything to the network now; if not, it waits.
@@ -91,7 +93,7 @@ def decide(
         masks = compute_batch_masks([view])
         if not may_act:
             masks = only_waiting(masks)
-        actions, memory = ask(masks, [view.reports], memory)
+        actions, memory = ask(masks, [view.reports], memory, [signals])
         op, slot, blueprint, blend = (int(index) for index in np.asarray(actions)[0])
         choice = (op, slot, blueprint, blend) if may_act else WAIT
         yield Decision(choice, memory, view)

@@ -53,7 +53,7 @@ class Wait:
     facts: esper.HostFacts
     steps: tuple[int, ...] = (1, 2)
 
-    def choose(self, masks, reports, memory):
+    def choose(self, masks, reports, memory, signals):
         return self.decided, memory
 
     decided = (0, 0, 0, 0)

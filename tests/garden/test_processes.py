@@ -212,7 +212,7 @@ def test_examples_that_every_process_measured_count_once(tmp_path):
 class Moody:
     """A policy that draws lots of its own, and is asked in the first process only."""
 
-    def decide(self, observation, masks, reports, memory):
+    def decide(self, observation, masks, reports, memory, signals):
         assert distributed.get_rank() == 0
         return np.array([(1, int(torch.randint(2, ())), 1, 0)]), {
             "asked": (memory or {"asked": 0})["asked"] + 1

@@ -66,10 +66,12 @@ def test_fossils_are_judged_once_at_the_first_step_with_a_low_rate(worth, left):
 
 def test_what_was_judged_is_told_even_if_the_policy_fails_then():
     class Failing:
-        def decide(self, observation, masks, reports, memory):
+        def decide(self, observation, masks, reports, memory, signals):
             if garden.is_pruned and failures:
                 raise RuntimeError(failures.pop())
-            return script({0: PLANT_FIRST})(None).decide(observation, masks, reports, memory)
+            return script({0: PLANT_FIRST})(None).decide(
+                observation, masks, reports, memory, signals
+            )
 
     failures = ["once"]
     garden = grow_cnn(policy=lambda facts: Failing(), lengths=LENGTHS, lr=0.1)

@@ -18,7 +18,11 @@ def by_rule(name):
     policy = make_policy(name, facts())
     return mean_return(
         lambda env, obs, masks, memory: policy.decide(
-            None, masks, [h.reports() for h in env.hosts], memory
+            None,
+            masks,
+            [host.reports() for host in env.hosts],
+            memory,
+            [host.tracker.signals for host in env.hosts],
         )
     )
 

@@ -122,6 +122,10 @@ class Watched:
             )
         return observe(self.trackers, use_telemetry), compute_batch_masks(views)
 
+    def signals(self):
+        """What rules are given of every host."""
+        return [tracker.signals for tracker in self.trackers]
+
     def act(self, actions):
         """Carry out [N, 4]; an illegal action raises its refusal."""
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
@@ -133,7 +137,9 @@ class Watched:
         lived = []
         for _ in range(epochs):
             seen, masks = self.train()
-            actions, memory = policy.decide(seen, masks, self.population.reports(), memory)
+            actions, memory = policy.decide(
+                seen, masks, self.population.reports(), memory, self.signals()
+            )
             lived.append((seen, masks, actions))
             self.act(actions)
         return lived
@@ -174,6 +180,6 @@ class RandomPolicy:
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)
 
-    def decide(self, observation, masks, reports, memory):
+    def decide(self, observation, masks, reports, memory, signals):
         hosts = range(len(masks["op"]))
         return np.array([draw_action(masks, host, self.draw) for host in hosts], np.int64), memory

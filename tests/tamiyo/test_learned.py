@@ -52,7 +52,7 @@ def test_actions_are_whole_numbers_in_the_shape_that_rules_give_them(watched):
     hosts, seen, masks = watched
     actions, _ = decide(watched)
     rule = make_decider(Episodes(hosts.population), 0, "never").policy
-    by_rule, _ = rule.decide(seen, masks, hosts.population.reports(), None)
+    by_rule, _ = rule.decide(seen, masks, hosts.population.reports(), None, hosts.signals())
     assert actions.shape == by_rule.shape == (3, 4)
     assert actions.dtype == by_rule.dtype == np.int64
     assert (actions < np.array(hosts.space.sizes)).all()

@@ -46,7 +46,9 @@ def play(hosts, policy, epochs):
         assert masks["op"][:, OP_WAIT].all()
         for rows in (masks["op"], masks["slot"], masks["blueprint"], masks["blend"]):
             assert rows.any(-1).all()
-        actions, memory = policy.decide(seen, masks, hosts.population.reports(), memory)
+        actions, memory = policy.decide(
+            seen, masks, hosts.population.reports(), memory, hosts.signals()
+        )
         hosts.act(actions)
         check_limits(hosts)
         shown.append((masks, actions))
@@ -128,7 +130,7 @@ def test_where_only_waiting_is_left_every_policy_waits(crowded):
         assert all(mask[..., 0].all() and not mask[..., 1:].any() for mask in closed.values())
         seen = np.zeros((3, hosts.network().state_dim), np.float32)
         for policy in (RandomPolicy(1), NetworkPolicy(hosts.network(), deterministic=False)):
-            actions, _ = policy.decide(seen, closed, None, None)
+            actions, _ = policy.decide(seen, closed, None, None, None)
             assert not actions.any()
 
 

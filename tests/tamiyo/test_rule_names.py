@@ -14,8 +14,18 @@ from esper.leyline.factored_actions import OP_GERMINATE
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import only_waiting
 from esper.tamiyo.policies import RulePolicy
-from esper.tamiyo.policy_names import File, Rule, Search, Sham, make_policy, parse, parse_rule
+from esper.tamiyo.policy_names import (
+    File,
+    Rule,
+    Search,
+    Sham,
+    build_policy,
+    make_policy,
+    parse,
+    parse_rule,
+)
 from esper.tamiyo.rules import RULES, Heuristic, Random, Schedule
+from esper.tamiyo.signals import Signals
 from esper.trials.config import RunConfig
 from tamiyo.test_rules import FACTS, WAIT, masks_for, reports_of
 from user_models import MLP, random_vectors
@@ -94,7 +104,7 @@ def plays(rule, changes):
         now = changes.get(epoch, now)
         reports = reports_of(**now)
         masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
-        actions, memory = policy.decide(None, masks, [reports], memory)
+        actions, memory = policy.decide(None, masks, [reports], memory, [Signals()])
         op, slot, blueprint, _ = actions[0].tolist()
         planted |= (
             {epoch: f"r0c{slot}.{FACTS.space.blueprint_ids[blueprint]}"}
@@ -119,9 +129,9 @@ def test_a_plan_that_is_asked_again_has_several_ops_for_one_decision():
         reports_of(),
     )
     masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
-    first, memory = plan.decide(None, masks, [reports], None)
-    second, memory = plan.decide(None, masks, [reports], plan.ask_again(memory))
-    third, memory = plan.decide(None, masks, [reports], plan.ask_again(memory))
+    first, memory = plan.decide(None, masks, [reports], None, [Signals()])
+    second, memory = plan.decide(None, masks, [reports], plan.ask_again(memory), [Signals()])
+    third, memory = plan.decide(None, masks, [reports], plan.ask_again(memory), [Signals()])
     assert [actions[0, 1] for actions in (first, second)] == [1, 0]
     assert third[0].tolist() == list(WAIT)
     assert memory[0]["epoch"] == 1
@@ -146,10 +156,31 @@ def test_what_cannot_be_a_rule_is_told_in_one_line(monkeypatch, build, said):
         make_policy("mine", FACTS)
 
 
+def test_a_rule_that_takes_no_signals_is_told_how_to_in_one_line(monkeypatch):
+    class Old:
+        def choose(self, masks, reports, memory):
+            return WAIT, memory
+
+    monkeypatch.setitem(RULES, "mine", lambda facts: Old())
+    said = r"Old\.choose\(masks, reports, memory\).*memory, signals\); add the parameters"
+    with pytest.raises(EsperError, match=said) as problem:
+        make_policy("mine", FACTS)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_policy_of_ones_own_that_takes_no_signals_is_told_how_to_in_one_line():
+    class Old:
+        def decide(self, observation, masks, reports, memory):
+            raise AssertionError("never asked")
+
+    with pytest.raises(EsperError, match=r"Old\.decide\(.*memory\).*memory, signals\); add"):
+        build_policy(lambda facts: Old(), FACTS)
+
+
 @pytest.mark.parametrize("found", [0, WAIT, (WAIT, None)])
 def test_a_choice_without_its_memory_is_told_in_one_line(monkeypatch, found):
     class Mine(Heuristic):
-        def choose(self, masks, reports, memory):
+        def choose(self, masks, reports, memory, signals):
             return found
 
     policy = RulePolicy(Mine(FACTS))
@@ -159,6 +190,7 @@ def test_a_choice_without_its_memory_is_told_in_one_line(monkeypatch, found):
             {name: mask[None] for name, mask in masks_for(FACTS, reports_of()).items()},
             [reports_of()],
             None,
+            [Signals()],
         )
 
 
@@ -213,6 +245,6 @@ def test_a_plan_waits_where_nothing_can_be_done(rule, away, planted):
     masks = {head: np.stack([mask]) for head, mask in masks_for(FACTS, reports).items()}
     for epoch in range(8):
         now = only_waiting(masks) if epoch in away else masks
-        actions, memory = policy.decide(None, now, [reports], memory)
+        actions, memory = policy.decide(None, now, [reports], memory, [Signals()])
         chosen.append(tuple(actions[0].tolist()))
     assert [epoch for epoch, choice in enumerate(chosen) if choice != WAIT] == planted

@@ -37,6 +37,7 @@ from esper.tamiyo.rules import (
     Sham,
     script_of,
 )
+from esper.tamiyo.signals import Signals
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
 
 BLUEPRINTS = ("conv_light", "norm", "conv_small", "sham")
@@ -82,7 +83,7 @@ def masks_for(facts, reports):
 
 def choose(rule, facts, reports=None):
     reports = reports or reports_of()
-    return rule.choose(masks_for(facts, reports), reports, {"epoch": 1, "host": 0})[0]
+    return rule.choose(masks_for(facts, reports), reports, {"epoch": 1, "host": 0}, Signals())[0]
 
 
 def choices_of(rule, facts, epochs, reports=None):
@@ -91,7 +92,7 @@ def choices_of(rule, facts, epochs, reports=None):
     masks = {head: mask[None] for head, mask in masks_for(facts, reports).items()}
     policy, memory, choices = RulePolicy(rule), None, []
     for _ in range(epochs):
-        actions, memory = policy.decide(None, masks, [reports], memory)
+        actions, memory = policy.decide(None, masks, [reports], memory, [Signals()])
         choices.append(tuple(actions[0].tolist()))
     return choices
 
@@ -162,6 +163,7 @@ def test_a_hosts_draws_do_not_depend_on_its_neighbours(facts):
             {head: np.stack([mask] * n) for head, mask in masks.items()},
             [reports] * n,
             [{"epoch": 1, "host": h} for h in range(n)],
+            [Signals()] * n,
         )[0]
         for n in (1, 5)
     )
@@ -174,7 +176,7 @@ def test_what_a_rule_remembers_fits_into_json(facts, name):
     masks = {head: mask[None] for head, mask in masks_for(facts, reports_of()).items()}
     policy, memory = make_policy(name, facts), None
     for _ in range(4):
-        _, memory = policy.decide(None, masks, [reports_of()], memory)
+        _, memory = policy.decide(None, masks, [reports_of()], memory, [Signals()])
     assert json.loads(json.dumps(memory)) == memory
 
 
@@ -315,7 +317,7 @@ def test_the_heuristic_never_plants_a_sham(facts):
     masks = compute_action_masks(
         build_slot_states(reports), 0, None, space=facts.space, costs=only_sham
     )
-    assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0})[0] == WAIT
+    assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0}, Signals())[0] == WAIT
 
 
 def test_the_heuristic_copies_a_place_once_and_then_plants_something_else():

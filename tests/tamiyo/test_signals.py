@@ -7,13 +7,14 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
-from esper.tamiyo.signals import SignalTracker
+from esper.tamiyo.signals import Signals, SignalTracker, measure_trend
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 
@@ -182,3 +183,38 @@ def test_loading_nothing_is_a_fresh_start():
     tracker = tracker_after(epoch_signals())
     assert SignalTracker(THREE, 1.0).state() is None
     assert tracker.load(None).tracked is None
+
+
+# -- what rules are given --------------------------------------------------------------------------
+
+
+def test_rules_are_given_the_last_epoch_the_slope_and_what_guessing_loses():
+    losses = (0.9, 0.7, 0.5)
+    signals = tracker_after(*(epoch_signals(loss) for loss in losses), scale=2.3).signals
+    assert signals.slope == pytest.approx(-0.2)
+    assert signals.error == pytest.approx(0, abs=1e-9)
+    assert replace(signals, slope=None, error=None) == Signals(
+        held_out_loss=0.5, train_loss=0.4, share=0.25, rate=1.0, guessing=2.3
+    )
+
+
+def test_nothing_is_known_before_the_first_epoch():
+    assert SignalTracker(THREE, 1.0).signals == Signals()
+
+
+def test_what_broke_is_not_known_and_leaves_the_slope_of_the_others():
+    losses = (0.9, 0.7, 0.5, math.nan)
+    signals = tracker_after(*(epoch_signals(loss) for loss in losses)).signals
+    assert signals.held_out_loss is None
+    assert signals.slope == pytest.approx(-0.2)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
+def test_the_slope_and_its_error_are_those_of_a_least_squares_line(losses):
+    recent = losses[-5:]
+    epochs = np.arange(len(recent))
+    line = np.polyfit(epochs, recent, 1)
+    residuals = np.array(recent) - np.polyval(line, epochs)
+    variance = (residuals**2).sum() / (len(recent) - 2)
+    error = math.sqrt(variance / ((epochs - epochs.mean()) ** 2).sum())
+    assert measure_trend(losses) == pytest.approx((line[0], error), abs=1e-9)

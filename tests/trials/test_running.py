@@ -130,8 +130,8 @@ def seen_by(monkeypatch):
     seen = []
     decide = NetworkPolicy.decide
 
-    def watched(self, observation, masks, reports, memory):
-        actions, memory = decide(self, observation, masks, reports, memory)
+    def watched(self, observation, masks, reports, memory, signals):
+        actions, memory = decide(self, observation, masks, reports, memory, signals)
         seen.append((observation[0], actions[0].tolist()))
         return actions, memory
 

@@ -26,7 +26,7 @@ from esper.garden import hints, keeping, processes
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
-from esper.garden.measuring import Evaluate, Evaluation
+from esper.garden.measuring import Evaluate, Evaluation, read_signals
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
 from esper.kasmina.exporting import export_network
@@ -197,7 +197,7 @@ class Garden(PlantingByHand):
             )
         return self.average
 
-    def step(self, evaluate: Evaluate) -> list[Event]:
+    def step(self, evaluate: Evaluate, train_loss: float | Tensor | None = None) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one.
 
         Args:
@@ -205,6 +205,8 @@ class Garden(PlantingByHand):
                 one per example, always of the same examples in the same order. It runs in eval
                 mode without gradients, once for the network and once more for each seed that is
                 incubated or on probation.
+            train_loss: mean training loss of the epoch, as `evaluate` counts a loss. With it the
+                default rule sees when data are missing, and leaves the network alone.
 
         Returns:
             What happened, in order; print an event to read it.
@@ -213,8 +215,9 @@ class Garden(PlantingByHand):
         epoch = self.epoch + 1
         is_idle = epoch > 1 and link.follows_rates and not link.steps
         examples = self.books.count_examples(self.model, link)
+        learnt = processes.mean_of(train_loss)
         with self._together():
-            measured, view = self._measure(evaluate, epoch, link, examples)
+            measured, view = self._measure(evaluate, epoch, link, examples, learnt)
             if is_idle:
                 measured.append(hints.hint_of_idle_step(epoch))
             events = self._emit(measured)
@@ -406,7 +409,12 @@ class Garden(PlantingByHand):
     # -- measuring ---------------------------------------------------------------------------------
 
     def _measure(
-        self, evaluate: Evaluate, epoch: int, link: OptimizerLink, examples: dict[str, int]
+        self,
+        evaluate: Evaluate,
+        epoch: int,
+        link: OptimizerLink,
+        examples: dict[str, int],
+        train_loss: float | None,
     ) -> tuple[list[Event], GrowthView]:
         """Measure the network and its seeds, and charge that and the epoch that was trained.
 
@@ -435,6 +443,7 @@ class Garden(PlantingByHand):
             epoch=epoch,
             held_out_loss=mean if sign > 0 else None,
             params=view.params_used,
+            train_loss=train_loss,
             held_out_score=None if sign > 0 else -mean,
             flops=self.books.flops_spent,
         )
@@ -469,6 +478,7 @@ class Garden(PlantingByHand):
             self.policy,
             view,
             self.memory,
+            read_signals(self.history, self.model.settings.epochs, link),
             look=self.model.view,
             ask=processes.ask_first(partial(self.policy.decide, None)),
             by_hand=self.by_hand,

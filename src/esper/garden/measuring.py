@@ -3,7 +3,7 @@
 The values come from the user's `evaluate`, of all processes' examples. Their cost is in `books`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,11 +14,14 @@ from torch import Tensor
 from esper.garden import processes
 from esper.kasmina.evidence import as_losses, measure_pairs
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.probing import undisturbed
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.errors import MeasurementError
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import Charge, Phase
+from esper.tamiyo.signals import Signals, measure_trend
+from esper.telemetry.events import Event, HostEpoch
 
 Evaluate = Callable[[], Tensor]
 """Held-out values of the model as it stands, in eval mode: one per example, in a fixed order."""
@@ -140,6 +143,22 @@ class Evaluations:
     def repeat_in_doubt(self, base: Tensor) -> Tensor | None:
         """Losses of the network once more, where those so far may be of other examples."""
         return self.measure().values if looks_unpaired(base, self.values) else None
+
+
+def read_signals(history: Sequence[Event], horizon: int | None, link: OptimizerLink) -> Signals:
+    """What a policy is given of the epochs that the history has; `horizon` is all, if known."""
+    epochs = [event for event in history if isinstance(event, HostEpoch)]
+    last = epochs[-1]
+    losses = [event.held_out_loss for event in epochs]
+    trend = measure_trend([loss for loss in losses if loss is not None])
+    return Signals(
+        held_out_loss=last.held_out_loss,
+        slope=trend.slope,
+        error=trend.error,
+        train_loss=last.train_loss,
+        share=None if horizon is None else min(1.0, last.epoch / horizon),
+        rate=link.rate / link.peak_rate if link.peak_rate > 0 else None,
+    )
 
 
 def looks_unpaired(base: Tensor, others: Iterable[Tensor]) -> bool:

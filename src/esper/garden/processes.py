@@ -3,6 +3,7 @@
 DDP keeps the host equal in all of them; this file keeps what grows equal.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
@@ -74,6 +75,26 @@ def ask_first(decide: Callable[..., T]) -> Callable[..., T]:
         return answer
 
     return ask
+
+
+def mean_of(loss: float | Tensor | None) -> float | None:
+    """The mean of a loss that every process has of its own; None where one does not know it."""
+    known: list[float] = []
+    parts = gather(lambda: None if loss is None else _one_number(loss))
+    for part in parts:
+        if part is not None and math.isfinite(part):
+            known.append(part)
+    return sum(known) / len(known) if len(known) == len(parts) else None
+
+
+def _one_number(loss: float | Tensor) -> float:
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        raise MeasurementError(
+            f"train_loss is a {type(loss).__name__} that is not one number; pass the mean training "
+            f"loss of the epoch."
+        ) from None
 
 
 def share(tensors: Iterable[Tensor]) -> None:

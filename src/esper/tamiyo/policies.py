@@ -3,8 +3,9 @@
 The rules themselves are in `rules`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from esper.leyline.reports import SeedStateReport
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
+from esper.tamiyo.signals import Signals
 
 Reports = Mapping[str, SeedStateReport]
 """What is known of each slot of one host."""
@@ -31,7 +33,12 @@ class Policy(Protocol):
     """Decides once per epoch for N hosts at a time."""
 
     def decide(
-        self, observation: Any, masks: Masks, reports: Sequence[Reports], memory: Any
+        self,
+        observation: Any,
+        masks: Masks,
+        reports: Sequence[Reports],
+        memory: Any,
+        signals: Sequence[Signals],
     ) -> tuple[Actions, Any]:
         """Actions [N, 4] and what to hand back next time.
 
@@ -43,7 +50,7 @@ class Rule(Protocol):
     """A rule of thumb for one host; what it remembers is plain data that fits into JSON."""
 
     def choose(
-        self, masks: Masks, reports: Reports, memory: dict[str, Any]
+        self, masks: Masks, reports: Reports, memory: dict[str, Any], signals: Signals
     ) -> tuple[Choice, dict[str, Any]]:
         """The action for this host now, and what to remember.
 
@@ -52,11 +59,28 @@ class Rule(Protocol):
         """
 
 
+def require_parameters(method: Callable[..., Any], owner: object, names: Sequence[str]) -> None:
+    """Refuse a method that cannot be called with so many arguments, before it is called."""
+    try:
+        signature(method).bind(*names)
+    except TypeError:
+        kind = type(owner).__name__
+        parameters = ", ".join(signature(method).parameters)
+        raise SettingError(
+            f"{kind}.{method.__name__}({parameters}) cannot be called with "
+            f"({', '.join(names)}); add the parameters that it lacks (esper.Signals)."
+        ) from None
+
+
 @dataclass(frozen=True)
 class RulePolicy:
     """A rule applied to each host by itself, so that no host depends on its neighbours."""
 
     rule: Rule
+
+    def __post_init__(self) -> None:
+        names = ("masks", "reports", "memory", "signals")
+        require_parameters(self.rule.choose, self.rule, names)
 
     @property
     def is_plan(self) -> bool:
@@ -80,14 +104,16 @@ class RulePolicy:
         masks: Masks,
         reports: Sequence[Reports],
         memory: list[dict[str, Any]] | None,
+        signals: Sequence[Signals],
     ) -> tuple[Actions, list[dict[str, Any]]]:
         """Actions [N, 4] and each host's memory; a rule that answers something else is refused."""
         memory = memory or [{"epoch": 0, "host": host} for host in range(len(reports))]
         actions = np.zeros((len(reports), 4), np.int64)
         memory_after = []
-        for host, (reports_of_host, before) in enumerate(zip(reports, memory, strict=True)):
+        hosts = zip(reports, memory, signals, strict=True)
+        for host, (reports_of_host, before, signals_of_host) in enumerate(hosts):
             masks_of_host = {head: mask[host] for head, mask in masks.items()}
-            answer = self.rule.choose(masks_of_host, reports_of_host, before)
+            answer = self.rule.choose(masks_of_host, reports_of_host, before, signals_of_host)
             if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
                 name = type(self.rule).__name__
                 raise SettingError(
@@ -130,10 +156,11 @@ class NetworkPolicy:
         masks: Masks,
         reports: object,
         memory: Hidden | None,
+        signals: object = None,
     ) -> tuple[Actions, Hidden]:
         """Actions [N, 4] in the order of the heads, and the state of the network.
 
-        `memory` is None at the start of N fresh episodes.
+        `memory` is None at the start of N fresh episodes. Observations have all signals in them.
         """
         if observation is None:
             raise SettingError(

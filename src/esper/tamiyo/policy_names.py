@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.registry import read_settings
-from esper.tamiyo.policies import Policy, RulePolicy
+from esper.tamiyo.policies import Policy, RulePolicy, require_parameters
 from esper.tamiyo.rules import RULES, HostFacts
 
 SEARCH = "search"
@@ -65,7 +65,7 @@ class Rule:
         if not hasattr(rule, "choose"):
             raise SettingError(
                 f"rule {self.name} is no dataclass with facts first and a method choose(masks, "
-                f"reports, memory)."
+                f"reports, memory, signals)."
             )
         return RulePolicy(rule)
 
@@ -177,4 +177,6 @@ def build_policy(policy: str | Callable[[HostFacts], Policy], facts: HostFacts) 
         raise SettingError(
             f"policy built a {type(built).__name__}, which has no method decide(...)."
         )
+    names = ("observation", "masks", "reports", "memory", "signals")
+    require_parameters(built.decide, built, names)
     return built

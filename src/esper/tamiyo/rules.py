@@ -1,6 +1,6 @@
 """Rules of thumb and controls, each for one host.
 
-A rule reads the reports and masks of its host. Every tie is broken by a written rule.
+A rule reads the reports, masks and signals of its host. Every tie is broken by a written rule.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,7 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, 
 from esper.leyline.registry import registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
+from esper.tamiyo.signals import Signals
 from esper.telemetry.events import ActionTaken, Event, SeedMeasured, StageChanged
 
 Memory = dict[str, Any]
@@ -129,7 +130,9 @@ class Never:
 
     facts: HostFacts | None = None
 
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+    def choose(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Choice, Memory]:
         """Wait."""
         return WAIT, memory
 
@@ -182,7 +185,9 @@ class Schedule:
         space = self.facts.space
         return Place(space.slots.index_for_slot_id(slot_id), space.blueprint_index(blueprint_id))
 
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+    def choose(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Choice, Memory]:
         """Plant if it is time and something is legal; the slot after the last one comes first."""
         memory = _count_idle(masks, memory)
         legal = _legal_places(masks)
@@ -231,7 +236,9 @@ class Random:
     epochs: Epochs = (1, 2, 3)
     seed: Annotated[int, Field(ge=0)] = 0
 
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+    def choose(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Choice, Memory]:
         """Draw from what is legal, if it is time."""
         memory = _count_idle(masks, memory)
         places = _legal_places(masks)
@@ -265,7 +272,9 @@ class Sham:
         if SHAM not in names:
             raise UnknownNameError("blueprint", SHAM, filter(None, names), "Add it for this arm.")
 
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+    def choose(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Choice, Memory]:
         """The next op of the script that is due and possible."""
         done = memory.get("done", 0)
         while done < len(self.script):
@@ -368,7 +377,9 @@ class Heuristic:
     planting_part: Part = 0.4  # part of a known episode in which to plant
     copies: Annotated[int, Field(ge=0)] = 1
 
-    def choose(self, masks: Masks, reports: Reports, memory: Memory) -> tuple[Choice, Memory]:
+    def choose(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Choice, Memory]:
         """Plant the best of the legal places, while it is early enough."""
         fossils = [reports[slot_id].fossil_count for slot_id in self.facts.space.slots.slot_ids]
         places = [place for place in _legal_places(masks) if self._is_wanted(place, fossils)]
@@ -455,7 +466,7 @@ def rule(name: str, *, replace: bool = False) -> Callable[[RuleType], RuleType]:
     ... class Patient:
     ...     facts: esper.HostFacts
     ...     years: int = 1
-    ...     def choose(self, masks, reports, memory):
+    ...     def choose(self, masks, reports, memory, signals):
     ...         return (0, 0, 0, 0), memory  # op 0 is WAIT
     >>> host = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     >>> garden = esper.grow(

@@ -1,12 +1,12 @@
-"""What a policy remembers of one host's readings: history, records, plateaus.
+"""A host's readings: what rules are given, and what a policy remembers of them.
 
 Plain data; the encoding is in `observation`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,73 @@ HISTORY = 5
 # Part of the loss scale that counts as getting better.
 _PROGRESS = 1e-3
 _MEASURED = ("train_loss", "held_out_loss", "train_accuracy", "held_out_accuracy")
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What rules and policies read of one network after an epoch; None is not known.
+
+    In a garden `guessing` is not known, `train_loss` only if you pass it to `garden.step`, `share`
+    only with `GrowthSettings(epochs=...)`. Where `evaluate` returns scores, no held-out loss is
+    known, and so no slope.
+
+    >>> import esper
+    >>> def is_stuck(signals: esper.Signals):
+    ...     if signals.slope is None or signals.error is None:
+    ...         return False
+    ...     return signals.slope > -2 * signals.error
+    >>> is_stuck(esper.Signals(held_out_loss=0.4, slope=-0.1, error=0.02))
+    False
+    >>> is_stuck(esper.Signals(held_out_loss=0.4))
+    False
+    """
+
+    held_out_loss: float | None = None
+    slope: float | None = None
+    """how much the held-out loss changes per epoch, by a straight line through its last readings
+    (at most 5, at least 3)"""
+    error: float | None = None
+    """standard error of `slope`: how much the readings scatter about that line"""
+    train_loss: float | None = None
+    """mean over the epoch, in which the network changed"""
+    share: float | None = None
+    """share of the episode that is over, from 0 to 1"""
+    rate: float | None = None
+    """learning rate over its peak"""
+    guessing: float | None = None
+    """loss of guessing all classes alike"""
+
+
+class Trend(NamedTuple):
+    """Slope of a line through losses, per epoch, and its standard error."""
+
+    slope: float | None
+    error: float | None
+
+
+def measure_trend(losses: Sequence[float]) -> Trend:
+    """The straight line through losses of consecutive epochs, the last `HISTORY` of them.
+
+    Two losses always lie on a line, and say nothing about its error: fewer than three have none.
+
+    >>> trend = measure_trend([3.0, 2.0, 1.0])
+    >>> round(trend.slope, 6), round(trend.error, 6)
+    (-1.0, 0.0)
+    >>> measure_trend([3.0, 2.0])
+    Trend(slope=None, error=None)
+    """
+    recent = losses[-HISTORY:]
+    count = len(recent)
+    if count < 3:
+        return Trend(None, None)
+    middle = (count - 1) / 2
+    mean = sum(recent) / count
+    spread = sum((epoch - middle) ** 2 for epoch in range(count))
+    slope = sum((epoch - middle) * loss for epoch, loss in enumerate(recent)) / spread
+    squares = 0.0
+    for epoch, loss in enumerate(recent):
+        squares += (loss - mean - slope * (epoch - middle)) ** 2
+    return Trend(slope, math.sqrt(squares / (count - 2) / spread))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +173,23 @@ class SignalTracker:
                 best_accuracy=max(accuracy, best_accuracy),
             )
         return after
+
+    @property
+    def signals(self) -> Signals:
+        """What rules are given of the last epoch; nothing is known before the first."""
+        if self.tracked is None:
+            return Signals()
+        last = self.tracked.last
+        trend = measure_trend(self.tracked.losses)
+        return Signals(
+            held_out_loss=last.held_out_loss,
+            slope=trend.slope,
+            error=trend.error,
+            train_loss=last.train_loss,
+            share=last.progress,
+            rate=last.lr_share,
+            guessing=self.loss_scale,
+        )
 
     def state(self) -> dict[str, Any] | None:
         """What has been seen, ready for JSON; the next epoch brings new reports."""

@@ -25,9 +25,9 @@ from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports
-from esper.tamiyo.policy_names import parse_rule
+from esper.tamiyo.policy_names import build_policy, parse_rule
 from esper.tamiyo.rules import HostFacts
-from esper.tamiyo.signals import SignalTracker
+from esper.tamiyo.signals import Signals, SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
 Populate = Callable[[Task, Sequence[int]], Population]
@@ -233,21 +233,29 @@ class Decider:
         host's view after an op.
         """
         decisions = decide(
-            self.policy, view, self.memory, look=look, ask=self._ask, may_act=may_act
+            self.policy,
+            view,
+            self.memory,
+            self.tracker.signals,
+            look=look,
+            ask=self._ask,
+            may_act=may_act,
         )
         for decision in decisions:
             self.memory = decision.memory
             if decision.choice[0] != OP_WAIT:
                 yield decision.choice
 
-    def _ask(self, masks: Masks, reports: Sequence[Reports], memory: Any) -> tuple[Actions, Any]:
+    def _ask(
+        self, masks: Masks, reports: Sequence[Reports], memory: Any, signals: Sequence[Signals]
+    ) -> tuple[Actions, Any]:
         """Ask the policy, with an observation if it reads one."""
         policy = self.policy
         observation = None
         if isinstance(policy, NetworkPolicy):
             observation = observe([self.tracker], policy.reads_telemetry)
         with self.recalled():
-            return policy.decide(observation, masks, reports, memory)
+            return policy.decide(observation, masks, reports, memory, signals)
 
 
 def make_decider(
@@ -259,13 +267,8 @@ def make_decider(
     """
     run = episodes.population.runs[host]
     facts = facts_of(run.model, run.task.epochs, run.seed)
-    run.is_static = False
-    if isinstance(policy, str):
-        rule = parse_rule(policy)
-        built: Policy = rule.build(facts)
-        run.is_static = rule.is_static
-    else:
-        built = policy(facts)
+    run.is_static = isinstance(policy, str) and parse_rule(policy).is_static
+    built = build_policy(policy, facts)
     return Decider(built, episodes.trackers[host], arm or str(policy))
 
 
