@@ -114,7 +114,7 @@ class OwnPrecision(MLP):
             return super().forward(vectors)
 
 
-@pytest.mark.parametrize("blend", [0, 1], ids=["first blend", "second blend"])
+@pytest.mark.parametrize("blend", [0, 2], ids=["linear", "gated"])
 def test_seeds_have_the_type_of_the_weights_where_the_model_opens_autocast(blend, tmp_path):
     garden = garden_of(OwnPrecision(), "middle", "mlp", script({0: (1, 0, 1, blend)}))
     for _ in range(4):

@@ -25,6 +25,8 @@ from kasmina.gardens import (
 
 INPUTS = images()
 every_blend = pytest.mark.parametrize("blend", BLEND_IDS)
+RAMP = StageLengths(ramp=3)
+"""Long enough for the blends to differ."""
 
 
 def stage_of(model, slot_id="r0c0"):
@@ -58,7 +60,7 @@ def test_a_ramp_in_a_model_goes_from_exactly_zero_to_exactly_one(blend):
 
 @every_blend
 def test_germinating_changes_no_output_even_with_a_scale_at_birth(blend):
-    model = grow_cnn(scale=1.0)
+    model = grow_cnn(scale=1.0, lengths=RAMP)
     before = output(model, INPUTS)
     model.germinate_seed("r0c0", "conv_light", blend)
     assert torch.equal(output(model, INPUTS), before)
@@ -66,7 +68,7 @@ def test_germinating_changes_no_output_even_with_a_scale_at_birth(blend):
 
 @every_blend
 def test_a_seed_without_scale_blends_in_as_the_identity(blend):
-    model = grow_cnn()
+    model = grow_cnn(lengths=RAMP)
     before = output(model, INPUTS)
     model.germinate_seed("r0c0", "conv_light", blend)
     model.tick()
@@ -114,7 +116,7 @@ def test_the_gate_learns():
 
 @every_blend
 def test_slot_off_is_the_network_with_that_slot_empty(blend):
-    model = on_probation(blend, scale=1.0)
+    model = on_probation(blend, scale=1.0, lengths=RAMP)
     with model.slot_off("r0c0"):
         off = output(model, INPUTS)
     assert torch.equal(off, output(without_seed(model, "r0c0"), INPUTS))
@@ -143,9 +145,9 @@ def test_full_strength_is_the_network_at_the_end_of_its_ramp():
 # -- culling ---------------------------------------------------------------------------------------
 
 LENGTHS = {
-    SeedStage.TRAINING: StageLengths(training=9),
+    SeedStage.TRAINING: StageLengths(training=9, ramp=3),
     SeedStage.BLENDING: StageLengths(ramp=9),
-    SeedStage.PROBATIONARY: StageLengths(),
+    SeedStage.PROBATIONARY: RAMP,
 }
 
 
@@ -154,7 +156,7 @@ LENGTHS = {
 def test_after_a_cull_the_function_is_the_current_hosts_to_the_bit(stage, blend):
     model = grow_cnn(scale=1.0, lengths=LENGTHS[stage])
     model.germinate_seed("r0c0", "conv_light", blend)
-    for _ in range(2):
+    for _ in range(4):
         model.tick()
         train(model, INPUTS)
     assert stage_of(model) is stage
@@ -203,7 +205,7 @@ def test_a_culled_slot_is_embargoed_and_opens_again():
 
 @every_blend
 def test_fossilizing_changes_nothing_in_the_output(blend):
-    model = on_probation(blend, scale=1.0)
+    model = on_probation(blend, scale=1.0, lengths=RAMP)
     before = output(model, INPUTS)
     model.fossilize_seed("r0c0")
     assert torch.equal(output(model, INPUTS), before)
@@ -213,7 +215,7 @@ def test_fossilizing_changes_nothing_in_the_output(blend):
 
 @every_blend
 def test_fossilizing_changes_no_gradient(blend):
-    model = on_probation(blend)
+    model = on_probation(blend, lengths=RAMP)
     twin = copy.deepcopy(model)
     model.fossilize_seed("r0c0")
     for each in (model, twin):
@@ -270,7 +272,7 @@ def test_a_fossil_goes_on_learning_with_the_host():
 
 
 def test_several_generations_grow_in_one_slot():
-    model = grow_cnn(scale=1.0)
+    model = grow_cnn(scale=1.0, lengths=RAMP)
     for blueprint, blend in (("conv_light", "linear"), ("norm", "gated"), ("depthwise", "sigmoid")):
         put_on_probation(model, "r0c0", blueprint, blend, INPUTS)
         before = output(model, INPUTS)

@@ -9,6 +9,7 @@ from esper.leyline.errors import (
     IllegalActionError,
     NoLiveSeedError,
     NotMeasuredError,
+    RepeatedBlendError,
     SeedLimitError,
     SeedTooYoungError,
     SlotOccupiedError,
@@ -20,10 +21,11 @@ from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 
-SPACE = ActionSpace.of(SlotConfig.for_grid(1, 2), ("norm", "mlp"), ("linear", "gated"))
+SPACE = ActionSpace.of(SlotConfig.for_grid(1, 2), ("norm", "mlp"), ("linear", "gated", "sigmoid"))
 COSTS = {
     ("r0c0", "norm", "linear"): 10,
     ("r0c0", "norm", "gated"): 15,
+    ("r0c0", "norm", "sigmoid"): 10,
     ("r0c1", "norm", "linear"): 10,
 }
 PROBATION = SeedStage.PROBATIONARY
@@ -50,13 +52,23 @@ def view(
     max_seeds=None,
     used=100,
     budget=None,
+    ramp=1,
 ):
     metrics = SeedMetrics(counterfactual_contribution=contribution)
     first = SeedStateReport(
         "r0c0", stage, seed_age_epochs=age, metrics=metrics, feature_shape=(6, 4, 4)
     )
     reports = {"r0c0": first, "r0c1": SeedStateReport("r0c1", SeedStage.DORMANT)}
-    return GrowthView(SPACE, reports, seeds, max_seeds, used, budget, COSTS)
+    return GrowthView(
+        space=SPACE,
+        reports=reports,
+        seeds_used=seeds,
+        max_seeds=max_seeds,
+        params_used=used,
+        budget=budget,
+        costs=COSTS,
+        ramp=ramp,
+    )
 
 
 REFUSALS = [
@@ -67,6 +79,8 @@ REFUSALS = [
     (act(1, blueprint=0), view(), BlueprintMismatchError, "r0c0", ": norm"),
     (act(1), view(budget=109), BudgetExceededError, "needs 10 parameters", "100 of 109"),
     (act(1, blend=1), view(budget=114), BudgetExceededError, "needs 15 parameters", "100 of 114"),
+    (act(1, blend=2), view(ramp=1), RepeatedBlendError, "ramp is 1", "choose linear"),
+    (act(1, blend=2), view(ramp=2), RepeatedBlendError, "sigmoid blending", "a ramp of 3"),
     (act(2), view(), NoLiveSeedError, "r0c0 is DORMANT", "germinate one"),
     (
         act(2),
@@ -113,6 +127,9 @@ LEGAL = [
     (act(0), view(SeedStage.CULLED, seeds=9, max_seeds=1, budget=1)),
     (act(1), view()),
     (act(1), view(budget=110)),
+    (act(1, blend=1), view(ramp=1)),
+    (act(1, blend=2), view(ramp=3)),
+    (act(1, blend=2), view(ramp=None)),
     (act(1), view(seeds=1, max_seeds=2)),
     (act(1, slot=1), view(PROBATION)),
     (act(2), view(SeedStage.TRAINING, age=MIN_CULL_AGE)),

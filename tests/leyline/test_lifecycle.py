@@ -11,7 +11,14 @@ from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNa
 from esper.leyline.factored_actions import BLEND_IDS, ActionSpace, FactoredAction, LifecycleOp
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView, is_legal
-from esper.leyline.lifecycle import SeedState, StageLengths, germinate, ramp_alpha, tick
+from esper.leyline.lifecycle import (
+    SeedState,
+    StageLengths,
+    germinate,
+    ramp_alpha,
+    repeated_blends,
+    tick,
+)
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, TRANSITIONS, SeedStage
@@ -105,8 +112,28 @@ def test_a_ramp_stays_within_its_ends(blend, progress, alpha):
 
 def test_the_sigmoid_ramp_is_slow_at_its_ends_and_symmetric():
     assert ramp_alpha("sigmoid", 0.1) < 0.1 / 2
-    assert ramp_alpha("sigmoid", 0.5) == pytest.approx(0.5)
+    assert ramp_alpha("sigmoid", 0.5) == 0.5
     assert ramp_alpha("sigmoid", 0.1) + ramp_alpha("sigmoid", 0.9) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("ramp", range(20))
+def test_exactly_the_blends_with_the_same_ramp_and_no_gate_repeat_each_other(ramp):
+    """The shares that `tick` writes say which do."""
+    if ramp == 0:
+        assert repeated_blends(BLEND_IDS, ramp) == {"sigmoid": "linear"}  # no ramp is climbed
+        return
+    shares = {}
+    for blend in ("linear", "sigmoid"):
+        states = run(germinate("norm", blend), ramp, StageLengths(ramp=ramp))
+        shares[blend] = [state.alpha for state in states]
+    is_repeated = shares["linear"] == shares["sigmoid"]
+    assert is_repeated == (ramp < 3)
+    assert repeated_blends(BLEND_IDS, ramp) == ({"sigmoid": "linear"} if is_repeated else {})
+
+
+def test_of_equal_blends_the_first_listed_counts():
+    assert repeated_blends(("gated", "sigmoid", "linear"), 1) == {"linear": "sigmoid"}
+    assert repeated_blends(("sigmoid", "gated"), 1) == {}
 
 
 def test_an_unknown_blend_has_no_ramp():
@@ -237,7 +264,16 @@ def is_legal_now(op, state):
     metrics = SeedMetrics(counterfactual_contribution=contribution)
     report = SeedStateReport("r0c0", state.stage, state.epochs_in_stage, state.age, metrics=metrics)
     costs = {("r0c0", "norm", blend): 1 for blend in BLEND_IDS}
-    growth = GrowthView(SPACE, {"r0c0": report}, int(state.is_live), None, 0, None, costs)
+    growth = GrowthView(
+        space=SPACE,
+        reports={"r0c0": report},
+        seeds_used=int(state.is_live),
+        max_seeds=None,
+        params_used=0,
+        budget=None,
+        costs=costs,
+        ramp=None,
+    )
     return is_legal(FactoredAction(op, 0, "norm", "linear", "r0c0"), growth)
 
 

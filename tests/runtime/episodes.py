@@ -47,7 +47,7 @@ GROWTH = {
     0: [(GERMINATE, "r0c0", "conv_light", "gated")],
     1: [(GERMINATE, "r0c1", "norm", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
-    5: [(GERMINATE, "r0c0", "conv_small", "sigmoid")],
+    5: [(GERMINATE, "r0c0", "conv_small", "linear")],
 }
 """An episode with every kind of change: what is done after which epoch."""
 
@@ -61,7 +61,7 @@ BLOBS_GROWTH = {
 COPIES = {
     0: [(GERMINATE, "r0c0", "copy", "linear"), (GERMINATE, "r0c1", "copy_zero", "linear")],
     3: [(FOSSILIZE, "r0c0"), (CULL, "r0c1")],
-    5: [(GERMINATE, "r0c0", "copy", "gated"), (GERMINATE, "r0c1", "copy", "sigmoid")],
+    5: [(GERMINATE, "r0c0", "copy", "gated"), (GERMINATE, "r0c1", "copy", "linear")],
 }
 """The same with copies of blocks, one of them a copy of a copy."""
 

@@ -85,7 +85,7 @@ CASES = {
         {0: GROWTH[0]},
     ),
     "embargo": (
-        replace(POINTS, lengths=StageLengths(ramp=2, embargo=2, resetting=1)),
+        replace(POINTS, lengths=StageLengths(ramp=3, embargo=2, resetting=1)),
         {
             0: [(GERMINATE, "r0c0", "mlp")],
             1: [(CULL, "r0c0")],

@@ -34,7 +34,7 @@ BUSY = {
     2: (OP_FOSSILIZE, 0, 0, 0),
     3: (OP_GERMINATE, 1, LORA, 2),
     4: (OP_CULL, 1, 0, 0),
-    5: (OP_GERMINATE, 0, MLP, 1),
+    5: (OP_GERMINATE, 0, MLP, 0),
 }
 """Every op in one episode of POINTS: what is decided at which step."""
 PLANT = BUSY[0]
@@ -78,7 +78,7 @@ def wander(step, host, masks, reports):
         op,
         slot,
         int(draw.choice(np.flatnonzero(masks["blueprint"][slot]))),
-        int(draw.integers(3)),
+        int(draw.choice(np.flatnonzero(masks["blend"]))),
     )
 
 

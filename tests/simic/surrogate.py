@@ -156,7 +156,16 @@ class Host:
 
     def view(self):
         used = self.live + sum(self.fossils)
-        return GrowthView(SPACE, self.reports(), used, MAX_SEEDS, HOST_PARAMS, None, COSTS)
+        return GrowthView(
+            space=SPACE,
+            reports=self.reports(),
+            seeds_used=used,
+            max_seeds=MAX_SEEDS,
+            params_used=HOST_PARAMS,
+            budget=None,
+            costs=COSTS,
+            ramp=LENGTHS.ramp,
+        )
 
 
 class SurrogateGrowth(VectorEnv):

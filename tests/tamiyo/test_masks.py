@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from esper.kasmina.hosts import build_cnn_host, build_mlp_host
 from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import SettingError, SlotIdError, UnknownNameError
 from esper.leyline.factored_actions import (
+    DEFAULT_SPACE,
     NUM_BLENDS,
     NUM_BLUEPRINTS,
     NUM_OPS,
@@ -23,6 +25,8 @@ from esper.leyline.factored_actions import (
     FactoredAction,
 )
 from esper.leyline.legality import is_legal
+from esper.leyline.lifecycle import StageLengths
+from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import (
@@ -45,6 +49,39 @@ def test_a_slot_without_a_state_is_an_empty_one():
     assert all(np.array_equal(nothing[head], mask) for head, mask in empty.items())
     assert nothing["slot"][OP_GERMINATE].all()
     assert not nothing["op"][OP_CULL]
+
+
+def test_the_slots_are_those_that_are_named_unless_a_space_has_more():
+    assert compute_action_masks({"r0c1": None}, 0, None)["slot"].shape == (NUM_OPS, 1)
+    many = {f"r0c{column}": None for column in range(8)}
+    assert compute_action_masks(many, 0, None)["blueprint"].shape == (8, NUM_BLUEPRINTS)
+    blending = {"r0c1": MaskSeedInfo(SeedStage.BLENDING, 1)}
+    unnamed = compute_action_masks(blending, 1, None, space=DEFAULT_SPACE)
+    assert unnamed["slot"][OP_GERMINATE].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("order", [("r0c10", "r0c2", "r0c0"), ("r0c0", "r0c10", "r0c2")])
+def test_masks_are_in_the_order_of_slots_whatever_the_order_of_the_dict(order):
+    states = dict.fromkeys(order)
+    states["r0c10"] = MaskSeedInfo(SeedStage.BLENDING, 1)
+    masks = compute_action_masks(states, 1, None)
+    assert masks["slot"][OP_CULL].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("stage", SeedStage)
+def test_a_number_serves_as_a_stage(stage):
+    named, numbered = (masks_of(r0c0=MaskSeedInfo(value, 5)) for value in (stage, stage.value))
+    assert all(np.array_equal(named[head], mask) for head, mask in numbered.items())
+    assert named["op"][OP_FOSSILIZE] == (stage is SeedStage.PROBATIONARY)
+
+
+def test_a_slot_or_stage_that_does_not_exist_gets_one_clear_line():
+    with pytest.raises(UnknownNameError, match=r"slot 'r0c9'.*r0c0"):
+        compute_action_masks({"r0c9": None}, 0, None, space=DEFAULT_SPACE)
+    with pytest.raises(SlotIdError, match=r"'early' .*'r0c0'.*instead of early"):
+        compute_action_masks({"early": None}, 0, None)
+    with pytest.raises(SettingError, match=r"slot r0c1 is in stage 9.*4 PROBATIONARY"):
+        masks_of(r0c1=MaskSeedInfo(9))
 
 
 def ops(masks):
@@ -137,7 +174,7 @@ def test_slot_states_are_the_masks_share_of_the_reports():
     model.tick()
     states = build_slot_states(model.get_slot_reports())
     assert states == {
-        "r0c0": MaskSeedInfo(SeedStage.DORMANT),
+        "r0c0": MaskSeedInfo(SeedStage.DORMANT, 0, False),
         "r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False),
     }
 
@@ -145,9 +182,10 @@ def test_slot_states_are_the_masks_share_of_the_reports():
 # -- prices ----------------------------------------------------------------------------------------
 
 
-def grown_model(blueprints=("norm", "conv_light"), **limits):
+def grown_model(blueprints=("norm", "conv_light"), ramp=3, **limits):
     host = build_cnn_host(blocks=2, base_channels=4, in_channels=1, image_size=8, classes=3)
-    model = MorphogeneticModel(host, blueprints=blueprints, **limits)
+    settings = GrowthSettings(lengths=StageLengths(ramp=ramp))
+    model = MorphogeneticModel(host, blueprints=blueprints, settings=settings, **limits)
     model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     return model
 
@@ -160,6 +198,14 @@ def test_a_blend_whose_gate_does_not_fit_the_budget_is_masked():
     assert masks_for(tight.view())["blend"].tolist() == [True, True, False]
     roomy = grown_model(["norm"], budget=plain.host_params + plain.costs["r0c1", "norm", "gated"])
     assert masks_for(roomy.view())["blend"].tolist() == [True, True, True]
+
+
+@pytest.mark.parametrize("ramp", [0, 1, 2, 3])
+def test_a_blend_that_repeats_another_is_masked_and_keeps_its_number(ramp):
+    expected = [True, ramp > 2, True]
+    assert masks_for(grown_model(ramp=ramp).view())["blend"].tolist() == expected
+    bare = compute_action_masks(DORMANT, 0, None, ramp=ramp)
+    assert bare["blend"].tolist() == expected
 
 
 def test_a_blueprint_over_budget_is_masked_where_it_is_too_dear():
@@ -190,9 +236,14 @@ def allowed(masks):
 
 
 @settings(max_examples=30)
-@given(st.data(), st.sampled_from([None, 2, 3]), st.none() | st.integers(12, 500))
-def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, room):
-    model = grown_model(["norm", "conv_small", "conv_light"], max_seeds=max_seeds)
+@given(
+    st.data(),
+    st.sampled_from([None, 2, 3]),
+    st.none() | st.integers(12, 500),
+    st.sampled_from([0, 1, 3]),
+)
+def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, room, ramp):
+    model = grown_model(["norm", "conv_small", "conv_light"], ramp, max_seeds=max_seeds)
     model.budget = None if room is None else model.host_params + room
     for _ in range(12):
         choices = list(allowed(masks_for(model.view())))
@@ -210,9 +261,9 @@ def test_nothing_that_the_masks_let_through_is_ever_refused(data, max_seeds, roo
 
 
 @settings(max_examples=20)
-@given(st.data())
-def test_what_is_legal_without_a_budget_is_let_through(data):
-    model = grown_model(["norm", "conv_small"], max_seeds=3)
+@given(st.data(), st.sampled_from([0, 1, 3]))
+def test_what_is_legal_without_a_budget_is_let_through(data, ramp):
+    model = grown_model(["norm", "conv_small"], ramp, max_seeds=3)
     sizes = model.space.sizes
     for _ in range(6):
         masks = masks_for(model.view())

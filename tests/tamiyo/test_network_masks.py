@@ -210,7 +210,14 @@ def test_what_the_network_chooses_under_a_populations_masks_is_legal(
         for blend in space.blends
     }
     view = GrowthView(
-        space, {slot: data.draw(a_slot(slot)) for slot in ids}, total, max_seeds, 0, budget, costs
+        space=space,
+        reports={slot: data.draw(a_slot(slot)) for slot in ids},
+        seeds_used=total,
+        max_seeds=max_seeds,
+        params_used=0,
+        budget=budget,
+        costs=costs,
+        ramp=data.draw(st.sampled_from([None, 0, 1, 2, 3])),
     )
     masks = {
         head: torch.as_tensor(mask).expand(30, *mask.shape)

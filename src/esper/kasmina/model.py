@@ -452,6 +452,7 @@ class MorphogeneticModel(nn.Module):
             params_used=self.total_params,
             budget=self.budget,
             costs=self.costs,
+            ramp=self.settings.lengths.ramp,
         )
 
     @property

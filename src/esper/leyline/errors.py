@@ -154,6 +154,13 @@ class BlueprintMismatchError(IllegalActionError):
     """
 
 
+class RepeatedBlendError(IllegalActionError):
+    """Raised when a blend would raise a seed exactly as another blend of the run does.
+
+    Choose the blend that the message names, or a longer ramp.
+    """
+
+
 class HostError(EsperError, ValueError):
     """Raised when a host lacks a named sub-module, or has features that no seed can read.
 

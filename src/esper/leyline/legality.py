@@ -13,7 +13,7 @@ from esper.leyline.factored_actions import (
     ActionSpace,
     FactoredAction,
 )
-from esper.leyline.lifecycle import MIN_CULL_AGE
+from esper.leyline.lifecycle import MIN_CULL_AGE, repeated_blends
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.stages import SeedStage
 
@@ -30,6 +30,8 @@ class GrowthView:
     budget: int | None  # most parameters the whole network may have; None = no limit
     # (slot, blueprint, blend) -> parameters; a blueprint that does not fit a slot has no entry
     costs: Mapping[tuple[str, str, str], int]
+    # epochs from alpha 0 to 1; None = not known, and every blend counts as one of its own
+    ramp: int | None
 
 
 def refuse(
@@ -93,13 +95,14 @@ def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
     if _refuse_slot(view.reports[slot_id], view) is not None:
         return []
     room = _room(view)
+    repeated = repeated_blends(view.space.blends, view.ramp)
     plantings: list[tuple[int, int]] = []
     for blueprint_index, blueprint in enumerate(view.space.blueprint_ids):
         if blueprint is None:
             continue
         for blend_index, blend in enumerate(view.space.blends):
             cost = view.costs.get((slot_id, blueprint, blend))
-            if cost is not None and cost <= room:
+            if cost is not None and cost <= room and blend not in repeated:
                 plantings.append((blueprint_index, blend_index))
     return plantings
 
@@ -141,6 +144,12 @@ def _refuse_germinate(
         return errors.BlueprintMismatchError(
             f"blueprint {blueprint!r} does not fit slot {slot} with {report.kind} features of "
             f"shape {report.feature_shape}. Fitting here: {', '.join(sorted(fitting)) or 'none'}."
+        )
+    repeated = repeated_blends(view.space.blends, view.ramp)
+    if blend in repeated:
+        return errors.RepeatedBlendError(
+            f"the ramp is {view.ramp}, so {blend} blending in slot {slot} is {repeated[blend]} "
+            f"blending bit for bit; choose {repeated[blend]}, or a ramp of 3 or more."
         )
     if cost > _room(view):
         return errors.BudgetExceededError(

@@ -4,7 +4,9 @@ Plain data: no tensors, no modules, no logging.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
@@ -66,15 +68,36 @@ def ramp_alpha(blend_id: str, progress: float) -> float:
     if blend_id not in BLEND_IDS:
         raise UnknownNameError("blend", blend_id, BLEND_IDS)
     progress = min(max(progress, 0.0), 1.0)
-    if blend_id != "sigmoid" or progress in (0.0, 1.0):
+    if blend_id != "sigmoid":
         return progress
-    low = _sigmoid(-0.5)
-    high = _sigmoid(0.5)
-    return (_sigmoid(progress - 0.5) - low) / (high - low)
+    # a tangent is symmetric bit for bit, so the middle of the ramp is exactly one half
+    half = _SIGMOID_STEEPNESS / 2
+    rise = math.tanh(half * (progress - 0.5)) / math.tanh(half * 0.5)
+    return 0.5 + 0.5 * rise
 
 
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-_SIGMOID_STEEPNESS * x))
+@cache
+def repeated_blends(blends: tuple[str, ...], ramp: int | None) -> Mapping[str, str]:
+    """Blends that raise a seed exactly as an earlier one does, each with that earlier one.
+
+    A gate is learned, so a blend with a gate equals none without. None is a ramp of unknown length:
+    no blend repeats another.
+
+    >>> repeated_blends(("linear", "sigmoid", "gated"), ramp=1)
+    {'sigmoid': 'linear'}
+    >>> repeated_blends(("linear", "sigmoid", "gated"), ramp=3)
+    {}
+    """
+    repeated: dict[str, str] = {}
+    if ramp is None:
+        return repeated
+    first_with: dict[tuple[bool, tuple[float, ...]], str] = {}
+    for blend_id in blends:
+        shares = tuple(ramp_alpha(blend_id, epoch / ramp) for epoch in range(1, ramp + 1))
+        first = first_with.setdefault((blend_id == "gated", shares), blend_id)
+        if first != blend_id:
+            repeated[blend_id] = first
+    return repeated
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import (
-    DEFAULT_SPACE,
     OP_CULL,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -20,6 +20,7 @@ from esper.leyline.factored_actions import (
 )
 from esper.leyline.legality import GrowthView, legal_plantings, refuse
 from esper.leyline.reports import SeedMetrics, SeedStateReport
+from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 
 Masks = dict[str, NDArray[np.bool_]]
@@ -33,9 +34,11 @@ A batch has a leading N.
 class MaskSeedInfo:
     """All that a mask needs to know of one slot."""
 
-    stage: SeedStage
+    stage: SeedStage | int
+    """the stage or its number"""
     seed_age_epochs: int = 0
-    is_measured: bool = False
+    is_measured: bool = True
+    """whether its contribution is known; seeds on probation are measured every epoch"""
 
 
 def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskSeedInfo]:
@@ -55,22 +58,39 @@ def compute_action_masks(
     total_seeds: int,
     max_seeds: int | None,
     *,
-    space: ActionSpace = DEFAULT_SPACE,
+    space: ActionSpace | None = None,
     costs: Mapping[tuple[str, str, str], int] | None = None,
+    ramp: int | None = None,
 ) -> Masks:
-    """The masks of one host from bare facts; None is an empty slot.
+    """The masks of one host from bare facts.
 
-    Without a price list every blueprint fits, free.
+    Args:
+        slot_states: what is in each slot; None, or a slot that is not named, is empty.
+        total_seeds: live seeds and fossils together.
+        max_seeds: how many of them there may be; None is no limit.
+        space: the run's actions; without it the slots named, all built-in blueprints, all blends.
+        costs: parameters by slot, blueprint and blend; without it every blueprint fits, free.
+        ramp: epochs of a ramp; without it every blend counts as one of its own.
+
+    >>> masks = compute_action_masks({"r0c0": None, "r0c1": MaskSeedInfo(4, 5)}, 1, 3)
+    >>> masks["slot"].tolist()  # rows: WAIT, GERMINATE, CULL, FOSSILIZE
+    [[True, False], [True, False], [False, True], [False, True]]
     """
+    if space is None:
+        space = ActionSpace(SlotConfig(tuple(slot_states)))
+    for slot_id in slot_states:
+        space.slots.index_for_slot_id(slot_id)
     if costs is None:
         names = [name for name in space.blueprint_ids if name is not None]
         costs = dict.fromkeys(product(space.slots.slot_ids, names, space.blends), 0)
     reports = {}
-    for slot_id, state in slot_states.items():
-        info = state or MaskSeedInfo(SeedStage.DORMANT)
-        metrics = SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None)
+    for slot_id in space.slots.slot_ids:
+        info = slot_states.get(slot_id) or MaskSeedInfo(SeedStage.DORMANT)
         reports[slot_id] = SeedStateReport(
-            slot_id, info.stage, seed_age_epochs=info.seed_age_epochs, metrics=metrics
+            slot_id=slot_id,
+            stage=_as_stage(slot_id, info.stage),
+            seed_age_epochs=info.seed_age_epochs,
+            metrics=SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None),
         )
     view = GrowthView(
         space=space,
@@ -80,8 +100,20 @@ def compute_action_masks(
         params_used=0,
         budget=None,
         costs=costs,
+        ramp=ramp,
     )
     return masks_for(view)
+
+
+def _as_stage(slot_id: str, stage: SeedStage | int) -> SeedStage:
+    """A stage or its number as a stage; a number that no stage has is refused."""
+    try:
+        return SeedStage(stage)
+    except ValueError:
+        stages = ", ".join(f"{known.value} {known.name}" for known in SeedStage)
+        raise SettingError(
+            f"slot {slot_id} is in stage {stage!r}, which is none; stages are {stages}."
+        ) from None
 
 
 def masks_for(view: GrowthView) -> Masks:
