@@ -226,3 +226,22 @@ def test_patterns_choose_places_in_the_order_of_execution():
         "layer2",
         "head",
     ]
+
+
+class AlwaysLearning(nn.BatchNorm1d):
+    """Batch norm that no call of `eval` freezes."""
+
+    def train(self, mode=True):
+        return super().train(True)
+
+
+@pytest.mark.parametrize("blueprints", [["mlp"], ["copy", "copy_zero"]], ids=str)
+def test_looking_and_counting_leave_running_statistics_alone(blueprints):
+    model = nn.Sequential(nn.Linear(4, 8), AlwaysLearning(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = torch.randn(6, 4)
+    esper.inspect(model, batch)
+    garden = esper.grow(model, slots=["1", "2"], example=batch, blueprints=blueprints)
+    assert garden.books.flops is not None
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value), name

@@ -123,9 +123,13 @@ class HostFlops:
     def of_task(
         build_host: Callable[[], nn.Module], example: Tensor, is_cut: bool = True
     ) -> "HostFlops":
-        """Count the host of a task without memory; from each slot on only if `is_cut`."""
-        counted = _count_built(build_host, example[:1].shape, example.dtype, is_cut)
-        return replace(counted, after=dict(counted.after), back=dict(counted.back))
+        """Count the host of a task without memory; from each slot on only if `is_cut`.
+
+        `example` needs two examples at least: batch norm that always takes the statistics of the
+        batch refuses one value per channel, in evaluation mode too.
+        """
+        counted = _count_built(build_host, example.shape, example.dtype, is_cut)
+        return counted.shared_among(len(example))
 
     @staticmethod
     def of_model(
@@ -146,8 +150,16 @@ class HostFlops:
                 counted = _count_host(model, partial(call_with, model, example), sites)
         except Exception:  # forward only: a backward pass counts as two forward passes
             return HostFlops(whole, learnt=3 * whole)
-        back = {slot_id: flops // size for slot_id, flops in counted.back.items()}
-        return HostFlops(whole, learnt=counted.learnt // size, back=back)
+        return replace(counted.shared_among(size), whole=whole)
+
+    def shared_among(self, examples: int) -> "HostFlops":
+        """What each of so many examples costs, where all of them together cost this."""
+        return HostFlops(
+            whole=self.whole // examples,
+            after={slot_id: flops // examples for slot_id, flops in self.after.items()},
+            learnt=self.learnt // examples,
+            back={slot_id: flops // examples for slot_id, flops in self.back.items()},
+        )
 
 
 # many populations of one task are built in a process, and counting takes longer than building

@@ -125,9 +125,14 @@ def _has_plain_modes(module_class: type[nn.Module]) -> bool:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; mode flags and random state are restored afterwards."""
+    """Evaluation mode without gradients; mode flags, buffers and random state are as before then.
+
+    Buffers are kept although evaluation mode moves no running statistics: a module may stay in
+    training mode, or count its calls.
+    """
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.no_grad(), torch.random.fork_rng(devices=devices), evaluated(model):
+    randomness = torch.random.fork_rng(devices=devices)
+    with torch.no_grad(), randomness, buffers_kept(model), evaluated(model):
         yield
 
 

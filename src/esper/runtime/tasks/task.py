@@ -15,6 +15,7 @@ from esper.leyline.errors import HostError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.rates import constant_then_cosine, is_low, warmup_constant_decay
+from esper.runtime.batches import whole_steps
 from esper.runtime.splits import Splits
 
 T = TypeVar("T")
@@ -247,8 +248,8 @@ def training_fields() -> list[str]:
 def check_fit(task: Task, splits: Splits) -> None:
     """Raise an error for what would fail in the middle of an epoch.
 
-    That is a batch larger than the training split, too few validation examples, or a host whose
-    inputs or outputs do not fit the data.
+    That is a batch larger than the training split, too few validation examples, a host whose
+    inputs or outputs do not fit the data, or one that cannot learn from the examples of a step.
     """
     if task.batch > len(splits.train):
         raise SettingError(
@@ -264,7 +265,8 @@ def check_fit(task: Task, splits: Splits) -> None:
     example = splits.train.example().to("meta")
     try:
         with torch.device("meta"):
-            outputs = task.build_host().eval()(example).shape[-1]
+            host = task.build_host().eval()
+            outputs = host(example).shape[-1]
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as problem:
         shape = tuple(example.shape[1:])
         raise HostError(
@@ -276,3 +278,20 @@ def check_fit(task: Task, splits: Splits) -> None:
             f"task {task.name}: the host has {outputs} outputs for {classes} classes; give its "
             f"head {classes}."
         )
+    steps = whole_steps(task.epoch_examples or len(splits.train), task.batch)
+    if steps.size == 1:
+        _refuse_lone_examples(task, host, example[:1])
+
+
+def _refuse_lone_examples(task: Task, host: nn.Module, example: Tensor) -> None:
+    """Raise an error where a host cannot learn from one example, as with batch norm."""
+    try:
+        with torch.device("meta"):
+            host.train()(example)
+    except ValueError as problem:
+        raise HostError(
+            f"task {task.name}: each step learns from one example, and the host cannot: {problem}. "
+            f"Raise batch or epoch_examples to 2 or more, or take batch norm out of the host."
+        ) from problem
+    except RuntimeError:  # what a host does in training mode only, the meta device may not run
+        return
