@@ -69,6 +69,21 @@ def test_incubation_passes_when_the_shadow_is_better():
     assert shadow_gate(HURTS, 3).verdict is Verdict.FAILED
 
 
+@pytest.mark.parametrize(
+    ("mean", "error", "passes"),
+    [
+        (0.00004, 0.0003, False),
+        (0.0003, 0.0003, False),
+        (0.00031, 0.0003, True),
+        (0.0, 0.0, False),
+        (1e-9, 0.0, True),
+        (-0.1, 0.0, False),
+    ],
+)
+def test_incubation_passes_by_more_than_one_standard_error(mean, error, passes):
+    assert shadow_gate(Measurement(mean, error, 90), 2).passed == passes
+
+
 def test_without_incubation_there_is_nothing_to_fail():
     assert shadow_gate(None, 0).passed
 

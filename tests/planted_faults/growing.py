@@ -32,6 +32,20 @@ FAULTS = [
         test="kasmina/test_model.py::test_a_refusal_leaves_the_model_as_before",
     ),
     Fault(
+        phrase="incubation passes by its sign alone",
+        place="leyline/gates.py::shadow_gate",
+        old="gain.mean > gain.standard_error",
+        new="gain.mean > 0",
+        test="leyline/test_gates.py::test_incubation_passes_by_more_than_one_standard_error",
+    ),
+    Fault(
+        phrase="a blend that repeats another is explored",
+        place="leyline/legality.py::legal_plantings",
+        old="cost is not None and cost <= room and (blend not in repeated)",
+        new="cost is not None and cost <= room",
+        test="tamiyo/test_masks.py::test_a_blend_that_repeats_another_is_masked_and_keeps_its_number",
+    ),
+    Fault(
         phrase="a seed looks at the future",
         place="kasmina/seeds.py::CausalAttention.forward",
         old="nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",

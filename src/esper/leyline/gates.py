@@ -93,15 +93,22 @@ def optimizer_gate(orphans: int | None) -> GateEvidence:
 
 
 def shadow_gate(gain: Measurement | None, training_length: int) -> GateEvidence:
-    """G2: at full strength the seed beats the host on held-out examples.
+    """G2: at full strength the seed beats the host on held-out examples, and not by chance alone.
 
-    A seed that is not incubated at all (`training_length` 0) passes.
+    The gain must exceed its standard error. A seed that is not incubated at all (`training_length`
+    0) passes.
+
+    >>> shadow_gate(Measurement(mean=0.0001, standard_error=0.0003, examples=90), 2).verdict.value
+    'failed'
     """
-    needed = "held-out loss with the seed below the host's, or TRAINING of length 0"
+    needed = (
+        "held-out loss with the seed below the host's by more than one standard error, or TRAINING "
+        "of length 0"
+    )
     if training_length == 0:
         return GateEvidence.judge("G2", 0.0, needed, True, "TRAINING has length 0")
     mean = None if gain is None else gain.mean
-    passes = mean is not None and mean > 0
+    passes = gain is not None and gain.mean > gain.standard_error
     return GateEvidence.judge("G2", mean, needed, passes, f"shadow loss gain {gain}")
 
 
