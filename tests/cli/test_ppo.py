@@ -314,13 +314,17 @@ def copy_of(folder, tmp_path):
 def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(capsys, tmp_path):
     code, out, err = call(capsys, *command(tmp_path / "run", rounds=3))
     assert (code, err) == (0, "")
-    first, places, *rounds = out.splitlines()
+    first, places, policy, *rounds = out.splitlines()
     said = json.loads(first.removeprefix("configuration: "))
     assert said == runfolder.read_json(tmp_path / "run/config.json")
     assert (
         said["ppo"]["anneal_decisions"] == 3 * 2 * 3
     )  # settled, so that more rounds later do not move it
     assert places == "cpu: 2 hosts"
+    assert policy.startswith(
+        "policy: op of 4, slot of 2, blueprint of 3, blend of 3; "
+        "entropy scales 1.39, 1.00, 1.10, 1.10 nats; "
+    )
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
 
 

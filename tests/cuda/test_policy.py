@@ -47,7 +47,7 @@ def rollout_of(agent, autocast=False):
         for mask in masks.values():
             mask[..., 0] = True
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            choices, log_probs, values, hidden = agent.network.choose(
+            choices, log_probs, values, hidden = agent.network.get_action(
                 states, hidden, masks, generator=agent.draws
             )
         rollout.add_decision(states, masks, choices, log_probs, values.float(), alive, ~alive)

@@ -56,7 +56,7 @@ FAULTS = [
         phrase="5: the state after the first step is stored",
         place="simic/ppo/any_env.py::Player.play",
         old="rollout.keep_state(self.hidden)",
-        new="rollout.keep_state(self.agent.network.choose(self.states, self.hidden, self.masks)[3])",
+        new="rollout.keep_state(self.agent.network.get_action(self.states, self.hidden, self.masks)[3])",
         test="simic/test_reconstruction.py::test_the_state_of_a_row_is_the_one_before_its_first_step",
     ),
     Fault(
@@ -75,10 +75,17 @@ FAULTS = [
     ),
     Fault(
         phrase="7: no state when learning means zeros",
-        place="tamiyo/network.py::RecurrentActorCritic.evaluate",
-        old=("if hidden is None:\n    ..."),
-        new=("if (hidden := hidden or self.get_initial_hidden(len(states))) is None:\n    ..."),
-        test="tamiyo/test_network.py::test_evaluating_without_the_state_that_rows_began_with_is_refused",
+        place="simic/ppo/agent.py::PPOAgent._judge",
+        old="rows.hidden",
+        new="None",
+        test="simic/test_reconstruction.py::test_before_any_step_every_ratio_is_one",
+    ),
+    Fault(
+        phrase="16: where nothing is allowed learning goes on",
+        place="tamiyo/network.py::RecurrentActorCritic.evaluate_actions",
+        old="require_choices(possible.view(*shape, -1), head.name, row='row')",
+        new="pass",
+        test="tamiyo/test_network_masks.py::test_learning_from_a_mask_that_allows_nothing_is_refused_as_acting_is",
     ),
     Fault(
         phrase="8: all rows go on from the first row's state",
@@ -163,8 +170,8 @@ FAULTS = [
     Fault(
         phrase="16: where nothing is allowed the draw is even",
         place="tamiyo/distributions.py::MaskedCategorical.__init__",
-        old="not bool(possible.all())",
-        new="False",
+        old="require_choices(mask.any(-1), head)",
+        new="pass",
         test="tamiyo/test_distributions.py::test_a_row_that_allows_nothing_is_refused_by_host_and_head",
     ),
     Fault(
@@ -267,21 +274,21 @@ FAULTS = [
     ),
     Fault(
         phrase="26: all cases count alike in the expected entropy",
-        place="tamiyo/network.py::RecurrentActorCritic.evaluate",
+        place="tamiyo/network.py::RecurrentActorCritic.evaluate_actions",
         old="cases.detach().exp()",
         new="torch.ones_like(cases)",
         test="tamiyo/test_network_entropy.py::test_on_a_table_of_two_by_three_the_entropy_is_the_closed_form",
     ),
     Fault(
         phrase="27: entropy is paid only where the op was taken",
-        place="tamiyo/network.py::RecurrentActorCritic.evaluate",
+        place="tamiyo/network.py::RecurrentActorCritic.evaluate_actions",
         old="(reach * uncertain).view(len(rows), -1).sum(1).view(shape)",
         new="(reach * uncertain).view(len(rows), -1).sum(1).view(shape) * (log_probs[head.name] != 0)",
         test="tamiyo/test_network_entropy.py::test_a_head_that_was_possible_but_not_taken_still_gets_an_entropy_gradient",
     ),
     Fault(
         phrase="27: an op is bribed by the entropy of the heads it opens",
-        place="tamiyo/network.py::RecurrentActorCritic.evaluate",
+        place="tamiyo/network.py::RecurrentActorCritic.evaluate_actions",
         old="cases.detach()",
         new="cases",
         test="tamiyo/test_network_entropy.py::test_the_weight_itself_has_no_gradient_so_that_no_earlier_head_is_bribed",
@@ -309,7 +316,7 @@ FAULTS = [
     ),
     Fault(
         phrase="heads that nobody uses take no draws from a stream that others share",
-        place="tamiyo/network.py::RecurrentActorCritic.choose",
+        place="tamiyo/network.py::RecurrentActorCritic.get_action",
         old="used is not None and noise is not None and (not bool(used.any()))",
         new="used is not None and (not bool(used.any()))",
         test="tamiyo/test_network.py::test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same[waits0-1]",

@@ -20,7 +20,7 @@ from esper.simic.trainer import (
     play_round,
 )
 from null_sink import NullSink
-from simic.tiny_runs import events_of, tiny, train
+from simic.tiny_runs import events_of, open_sink, tiny, train
 
 HOSTS = 9
 
@@ -210,3 +210,17 @@ def test_never_more_than_one_question_is_open_and_none_at_the_end(reads_later, t
     played(tmp_path / "run", team=team, reads_later=reads_later)
     assert team.seen == [1] * (tiny(tmp_path / "x").task.epochs - 1)
     assert not team.open
+
+
+def test_the_diagnostic_counts_epochs_as_the_record_of_the_decision_does(tmp_path):
+    config = tiny(tmp_path / "run", ppo__minibatches=1, telemetry__level="debug")
+    env = build_environment(config)
+    agent, _ = build_agent(config, env)
+    rollout = build_rollout(env, agent)
+    with open_sink(config) as sink:
+        play_round(env, agent, rollout, 0, sink, StopVote(agent.team))
+    for step in range(rollout.steps):
+        rollout.log_probs[step, 1, 0] += 0.1 * (step + 1)
+    worst = agent.update(rollout).first_worst
+    records = [row for row in events_of(config.out, "ACTION_TAKEN") if row["env_id"] == 1]
+    assert (worst.host, worst.epoch) == (1, records[-1]["inner_epoch"])

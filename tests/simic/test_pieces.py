@@ -39,7 +39,7 @@ def test_pieces_give_the_log_probabilities_and_values_of_the_play(mode, pieces):
     player = cutting_player(ending_clocks(mode), pieces)
     player.play(9)  # the second rollout goes on with episodes and memory of the first
     rows = pieces_of(player.play(STEPS))
-    said = player.agent.network.evaluate(
+    said = player.agent.network.evaluate_actions(
         rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
     )
     gaps = (said.log_probs["action_0"] - rows.log_probs[..., 0])[rows.valid]
@@ -93,7 +93,7 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it(begins):
 
     def judged():
         rows = pieces_of(rollout)
-        said = player.agent.network.evaluate(
+        said = player.agent.network.evaluate_actions(
             rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
         )
         return said.values.view(2, 16)
@@ -161,8 +161,8 @@ def test_a_decision_is_named_by_its_place_in_the_row_not_in_the_piece():
     rollout = player.play(STEPS)
     rollout.log_probs[14, 1] -= 2.0
     record = player.agent.update(rollout)
-    assert (record.first_worst.host, record.first_worst.epoch) == (1, 14)
-    assert (record.explosion.worst[0].host, record.explosion.worst[0].epoch) == (1, 14)
+    assert (record.first_worst.host, record.first_worst.epoch) == (1, 15)
+    assert (record.explosion.worst[0].host, record.explosion.worst[0].epoch) == (1, 15)
 
 
 @MODES

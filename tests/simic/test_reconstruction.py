@@ -80,7 +80,7 @@ def test_a_stored_probability_that_is_a_hundredth_off_is_an_anomaly_that_names_i
     (anomaly,) = [
         found for found in AnomalyDetector().check(record, 0.0) if found.kind == "first ratio gap"
     ]
-    assert anomaly.where.startswith(f"host 2, epoch {used}, head {names[head]}:")
+    assert anomaly.where.startswith(f"host 2, epoch {used + 1}, head {names[head]}:")
 
 
 def test_a_fresh_agent_raises_no_anomaly():
@@ -103,7 +103,7 @@ def test_log_probabilities_are_float32_even_under_autocast():
     agent = growth_agent()
     rows = growth_rollout(agent).rows(torch.arange(4))
     with torch.autocast("cpu", torch.bfloat16):
-        said = agent.network.evaluate(
+        said = agent.network.evaluate_actions(
             rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
         )
     assert {tensor.dtype for tensor in (*said.log_probs.values(), said.values)} == {torch.float32}
@@ -232,7 +232,7 @@ def test_what_was_seen_before_an_episode_began_changes_nothing_after_it():
 
     def judged():
         rows = rollout.rows(torch.arange(4))
-        said = agent.network.evaluate(
+        said = agent.network.evaluate_actions(
             rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
         )
         return torch.stack([*said.log_probs.values(), said.values])
@@ -256,14 +256,14 @@ def test_statistics_stand_still_until_the_last_minibatch_and_change_once_after()
     env = clocks(3, NEXT_STEP, [4, 6, None])
     agent = agent_for(env)
     network, seen, changes = agent.network, [], []
-    for name in ("choose", "look", "evaluate", "follow"):
+    for name in ("get_action", "look", "evaluate_actions", "follow"):
         real = getattr(network, name)
         setattr(
             network,
             name,
             lambda *a, real=real, **k: (seen.append(stats_of(network)), real(*a, **k))[1],
         )
-    agent._evaluate = network.evaluate
+    agent._evaluate = network.evaluate_actions
     update = network.observation_stats.update
     network.observation_stats.update = lambda *a: (changes.append(a), update(*a))
     player = Player(env, agent, 0)

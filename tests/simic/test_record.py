@@ -37,7 +37,7 @@ class SlowLearner:
         """(said, place) of every valid decision of some rows; each row is judged by itself."""
         for row in rows.tolist():
             here = self.rollout.rows(torch.tensor([row]))
-            said = self.network.evaluate(
+            said = self.network.evaluate_actions(
                 here.states, here.choices, here.masks, here.hidden, here.starts
             )
             for step in range(self.rollout.steps):

@@ -146,7 +146,7 @@ class StepCounter:
     def get_initial_hidden(self, count):
         return torch.zeros(1, count, 1), torch.zeros(1, count, 1)
 
-    def choose(self, states, hidden, masks, deterministic=False, generator=None):
+    def get_action(self, states, hidden, masks, deterministic=False, generator=None):
         zeros = torch.zeros(len(states))
         choices = {name: zeros.long() for name in self.spec.names}
         return (
@@ -248,7 +248,7 @@ def growth_rollout(
     with torch.no_grad():
         for step in range(steps):
             states, masks = torch.randn(count, WIDTH, generator=draw), growth_masks(count, draw)
-            choices, log_probs, values, hidden = network.choose(
+            choices, log_probs, values, hidden = network.get_action(
                 states, hidden, masks, generator=draw
             )
             valid = torch.ones(count, dtype=torch.bool)

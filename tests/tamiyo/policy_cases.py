@@ -76,7 +76,7 @@ def live(net, states, masks, starts=None, hidden=None, generator=None):
     for step in range(steps):
         if starts is not None:
             hidden = tuple(torch.where(starts[None, :, step, None], 0.0, part) for part in hidden)
-        *decision, hidden = net.choose(
+        *decision, hidden = net.get_action(
             states[:, step], hidden, at(step, masks), generator=generator
         )
         seen.append(decision)

@@ -178,7 +178,7 @@ def test_step_by_step_it_decides_as_the_network_does_over_the_whole_sequence(sho
         name: torch.as_tensor(np.stack([mask[name] for _, mask in epochs], 1))
         for name in epochs[0][1]
     }
-    chosen, _, _, hidden = network.choose(states, None, masks, deterministic=True)
+    chosen, _, _, hidden = network.get_action(states, None, masks, deterministic=True)
     for column, name in enumerate(network.spec.names):
         assert np.array_equal(np.stack(rows, 1)[..., column], chosen[name].numpy())
     for kept, last in zip(memory, hidden, strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import (
     NUM_BLENDS,
     NUM_BLUEPRINTS,
@@ -100,6 +100,7 @@ def test_the_slot_head_and_its_largest_entropy_follow_the_number_of_slots(slots)
     assert net.slot_head[-1].out_features == slots
     assert net.max_entropies["slot"] == max(math.log(slots), 1)
     assert net.max_entropies["blueprint"] == math.log(NUM_BLUEPRINTS)
+    assert f"slot of {slots}, blueprint of {NUM_BLUEPRINTS}, " in net.describe()
 
 
 def test_the_sizes_of_a_run_with_its_own_blueprints_are_used():
@@ -190,17 +191,17 @@ def test_heads_that_nobody_uses_are_not_asked_and_the_decision_is_the_same(
     monkeypatch.setattr(
         FactoredRecurrentActorCritic, "_case", lambda *all: (cases.append(None), real(*all))[1]
     )
-    choices, log_probs, _, _ = net.choose(states, None, masks, noise=noise)
+    choices, log_probs, _, _ = net.get_action(states, None, masks, noise=noise)
     assert len(cases) == asked
     stored, given = (
         {head: found[:, None] for head, found in each.items()} for each in (choices, masks)
     )
-    judged = net.evaluate(states[:, None], stored, given, net.get_initial_hidden(HOSTS))
+    judged = net.evaluate_actions(states[:, None], stored, given, net.get_initial_hidden(HOSTS))
     for head in HEADS:
         assert torch.allclose(log_probs[head], judged.log_probs[head][:, 0], atol=1e-6)
         assert head == "op" or choices[head][waits].eq(0).all()
     drawn = torch.Generator().manual_seed(0)
-    net.choose(states, None, masks, generator=drawn)
+    net.get_action(states, None, masks, generator=drawn)
     own = torch.Generator().manual_seed(0)
     for size in sizes(3).values():
         torch.rand(HOSTS, size, generator=own)
@@ -244,9 +245,9 @@ def test_a_beginning_inside_a_row_equals_two_rows():
     starts = torch.zeros(5, 9, dtype=torch.bool)
     starts[:, 4] = True
     choices, *_ = live(net, states, masks, starts)
-    whole = net.evaluate(states, choices, masks, net.get_initial_hidden(5), starts)
+    whole = net.evaluate_actions(states, choices, masks, net.get_initial_hidden(5), starts)
     for part in (slice(0, 4), slice(4, 9)):
-        apart = net.evaluate(
+        apart = net.evaluate_actions(
             states[:, part],
             {head: choice[:, part] for head, choice in choices.items()},
             {head: mask[:, part] for head, mask in masks.items()},
@@ -272,7 +273,7 @@ def test_what_came_before_a_beginning_reaches_nothing_after_it():
     disturbed = states.clone()
     disturbed[:, :3] += torch.randn(4, 3, STATE_DIM)
     one, other = (
-        net.evaluate(seen, choices, masks, hidden, starts) for seen in (states, disturbed)
+        net.evaluate_actions(seen, choices, masks, hidden, starts) for seen in (states, disturbed)
     )
     assert not torch.equal(one.values[:, :3], other.values[:, :3])
     assert torch.equal(one.values[:, 3:], other.values[:, 3:])
@@ -300,13 +301,35 @@ def test_following_gives_the_state_that_acting_ends_with():
     torch.testing.assert_close(net.follow(states, begin, starts), hidden, rtol=0, atol=1e-6)
 
 
-def test_evaluating_without_the_state_that_rows_began_with_is_refused():
+def test_rows_without_a_state_begin_episodes():
     net, states = build(), torch.randn(2, 3, STATE_DIM)
     choices, *_ = net.get_action(states)
-    with pytest.raises(SettingError, match="get_initial_hidden"):
-        net.evaluate_actions(states, choices)
-    with pytest.raises(SettingError, match="get_initial_hidden"):
-        net.evaluate(states, choices, {}, None)
+    begun = net.evaluate_actions(states, choices, hidden=net.get_initial_hidden(2))
+    said = net.evaluate_actions(states, choices)
+    assert torch.equal(said.values, begun.values)
+    assert all(torch.equal(said.log_probs[head], begun.log_probs[head]) for head in HEADS)
+
+
+def test_the_first_state_lies_on_the_device_that_is_named():
+    net = build()
+    here = net.get_initial_hidden(4)
+    there = net.get_initial_hidden(4, torch.device("meta"))
+    assert [part.device.type for part in (*here, *there)] == ["cpu", "cpu", "meta", "meta"]
+    assert {part.shape for part in (*here, *there)} == {(1, 4, net.hidden_dim)}
+
+
+def test_masks_by_argument_are_masks_by_head_and_no_others():
+    net, states, masks = build(), torch.randn(6, STATE_DIM), joint_masks(6)
+    by_head = net.get_action(states, None, masks, deterministic=True)
+    by_argument = net.get_action(states, **as_arguments(masks), deterministic=True)
+    mixed = {"op_mask": masks["op"], "blend_mask": None}
+    some = net.get_action(states, None, {"slot": masks["slot"]}, True, **mixed)
+    only = {"op": masks["op"], "slot": masks["slot"]}
+    assert all(torch.equal(by_head.choices[h], by_argument.choices[h]) for h in HEADS)
+    expected = net.get_action(states, None, only, True)
+    assert all(torch.equal(some.choices[h], expected.choices[h]) for h in HEADS)
+    with pytest.raises(UnknownNameError, match=r"'slots_mask'\. Did you mean 'slot_mask'"):
+        net.get_action(states, slots_mask=masks["slot"])
 
 
 # -- training --------------------------------------------------------------------------------------

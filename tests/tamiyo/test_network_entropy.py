@@ -93,7 +93,7 @@ def test_expected_entropy_equals_the_enumeration_of_all_decisions(seed, make):
             head: some_of(6, 1, size)
             for head, size in zip(HEADS, (NUM_OPS, SLOTS, 3, 2), strict=True)
         }
-    found = net.evaluate(states, waits(6, 1), masks, net.get_initial_hidden(6))
+    found = net.evaluate_actions(states, waits(6, 1), masks, net.get_initial_hidden(6))
     for row, (joint, _, shares) in enumerate(enumerated(net, states, masks)):
         assert sum(joint.values()) == pytest.approx(1, abs=1e-6)
         for head in HEADS:
@@ -122,7 +122,7 @@ def even_masks(rows):
 def test_the_heads_entropies_add_up_to_that_of_the_whole_decision():
     net, states = small(), torch.randn(4, 1, STATE_DIM)
     masks, scale = even_masks(4)
-    found = net.evaluate(states, waits(4, 1), masks, net.get_initial_hidden(4))
+    found = net.evaluate_actions(states, waits(4, 1), masks, net.get_initial_hidden(4))
     for row, (joint, nats, _) in enumerate(enumerated(net, states, masks)):
         whole = -sum(p * math.log(p) for p in joint.values())
         assert sum(nats.values()) == pytest.approx(whole, abs=1e-6)
@@ -143,7 +143,7 @@ def test_stored_decisions_have_the_probabilities_of_the_enumeration():
         for place, head in enumerate(HEADS)
     }
     repeated = {head: mask.expand(rows, *mask.shape[1:]) for head, mask in masks.items()}
-    found = net.evaluate(
+    found = net.evaluate_actions(
         states.expand(rows, -1, -1), actions, repeated, net.get_initial_hidden(rows)
     )
     together = sum(found.log_probs.values())[:, 0].exp()
@@ -174,7 +174,9 @@ def test_on_a_table_of_two_by_three_the_entropy_is_the_closed_form():
         "first": torch.zeros(1, 1, dtype=torch.long),
         "second": torch.zeros(1, 1, dtype=torch.long),
     }
-    found = net.evaluate(torch.randn(1, 1, STATE_DIM), stored, {}, net.get_initial_hidden(1))
+    found = net.evaluate_actions(
+        torch.randn(1, 1, STATE_DIM), stored, {}, net.get_initial_hidden(1)
+    )
     first = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / math.log(2)
     second = -(0.5 * math.log(0.5) + 0.3 * math.log(0.3) + 0.2 * math.log(0.2)) / math.log(3)
     assert float(found.entropy["first"]) == pytest.approx(first, abs=1e-6)
@@ -195,7 +197,7 @@ def entropy_gradient(net, head, op_bias=0.0, op=OP_WAIT):
         net.policy_heads["op"][-1].bias[OP_GERMINATE] += op_bias
     stored = {**waits(1, 1), "op": torch.full((1, 1), op)}
     net.zero_grad()
-    found = net.evaluate(states, stored, {}, net.get_initial_hidden(1))
+    found = net.evaluate_actions(states, stored, {}, net.get_initial_hidden(1))
     found.entropy[head].sum().backward()
     chance = float(net(states)["op_logits"].detach().softmax(-1)[0, 0, OP_GERMINATE])
     return gradients(net), chance
@@ -229,7 +231,7 @@ def test_the_weight_itself_has_no_gradient_so_that_no_earlier_head_is_bribed(hea
 def test_a_head_whose_op_is_masked_gets_no_entropy_gradient():
     net, states, masks = build(), torch.randn(3, 2, STATE_DIM), plain_masks(3, 2)
     masks["op"][:] = torch.arange(NUM_OPS) != OP_GERMINATE
-    found = net.evaluate(states, waits(3, 2), masks, net.get_initial_hidden(3))
+    found = net.evaluate_actions(states, waits(3, 2), masks, net.get_initial_hidden(3))
     assert (found.entropy["blueprint"] == 0).all()
     found.entropy["blueprint"].sum().backward()
     assert (net.policy_heads["blueprint"][-1].weight.grad == 0).all()
@@ -247,7 +249,7 @@ def test_a_step_counts_for_a_head_only_if_it_had_a_choice_there():
     masks["slot"][2, 0, OP_CULL] = True  # host 2 has two slots to cull in
     masks["slot"][3, 0, OP_FOSSILIZE] = True  # host 3 would have two, but cannot fossilize
     masks["op"][4] = torch.tensor([True, True, False, False])  # host 4 can plant, in one slot
-    found = net.evaluate(
+    found = net.evaluate_actions(
         torch.randn(5, 1, STATE_DIM), waits(5, 1), masks, net.get_initial_hidden(5)
     )
     is_open = dict(zip(HEADS, openings(net.spec, masks, torch.zeros(5, 1)), strict=True))
@@ -263,7 +265,9 @@ def test_a_step_counts_for_a_head_only_if_it_had_a_choice_there():
 
 def test_without_masks_every_head_with_more_than_one_choice_counts():
     net = build(1)
-    found = net.evaluate(torch.randn(2, 3, STATE_DIM), waits(2, 3), {}, net.get_initial_hidden(2))
+    found = net.evaluate_actions(
+        torch.randn(2, 3, STATE_DIM), waits(2, 3), {}, net.get_initial_hidden(2)
+    )
     is_open = dict(zip(HEADS, openings(net.spec, {}, torch.zeros(2, 3)), strict=True))
     assert {head: bool(rows.all()) for head, rows in is_open.items()} == {
         "op": True,
@@ -294,7 +298,7 @@ def test_stored_choices_of_unused_heads_change_nothing_by_one_bit(head, make):
     found, slopes = [], []
     for actions in (stored, poisoned):
         net.zero_grad()
-        found.append(net.evaluate(states, actions, masks, net.get_initial_hidden(8)))
+        found.append(net.evaluate_actions(states, actions, masks, net.get_initial_hidden(8)))
         said = found[-1]
         (
             torch.stack([said.log_probs[name] + said.entropy[name] for name in HEADS]) * weights

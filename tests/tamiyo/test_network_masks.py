@@ -102,7 +102,9 @@ def test_heads_of_different_sizes_keep_to_their_own_masks(place, deterministic):
     masks = {head.name: torch.zeros(2000, head.size, dtype=torch.bool) for head in spec.heads}
     for mask in masks.values():
         mask[:, place] = True
-    choices, log_probs, *_ = net.choose(torch.randn(2000, STATE_DIM), None, masks, deterministic)
+    choices, log_probs, *_ = net.get_action(
+        torch.randn(2000, STATE_DIM), None, masks, deterministic
+    )
     for head in spec.heads:
         assert (choices[head.name] == (0 if place == 0 else head.size - 1)).all()
         assert (log_probs[head.name] == 0).all()
@@ -128,7 +130,7 @@ def test_a_host_without_any_choice_is_refused_by_host_and_head():
     masks["op"][:] = torch.arange(4) == OP_CULL
     masks["slot"][2, OP_CULL] = False
     with pytest.raises(MaskError, match="host 2, head 'slot': "):
-        net.choose(torch.randn(4, STATE_DIM), None, masks)
+        net.get_action(torch.randn(4, STATE_DIM), None, masks)
 
 
 @pytest.mark.parametrize("way", ["forward", "get_action"])
@@ -145,6 +147,32 @@ def test_an_empty_row_of_a_case_that_did_not_happen_is_no_error():
     masks["slot"][:, OP_CULL] = False
     choices, *_ = net.get_action(torch.randn(4, STATE_DIM), **as_arguments(masks))
     assert (choices["op"] == OP_WAIT).all()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_learning_from_a_mask_that_allows_nothing_is_refused_as_acting_is(head):
+    net, states, masks = build(), torch.randn(4, 6, STATE_DIM), joint_masks(4, 6)
+    masks["op"][:] = True
+    masks["slot"][:] = True
+    masks["blueprint"][:] = True
+    choices, *_ = net.get_action(states, None, masks)
+    net.evaluate_actions(states, choices, masks)
+    masks[head][3, 5] = False
+    with pytest.raises(MaskError, match=f"row 3, head '{head}', step 5: the mask allows nothing"):
+        net.evaluate_actions(states, choices, masks)
+
+
+def test_learning_from_an_empty_row_of_a_case_that_cannot_happen_is_no_error():
+    net, states, masks = build(), torch.randn(4, 6, STATE_DIM), joint_masks(4, 6)
+    masks["op"][:] = torch.arange(4) == OP_WAIT
+    masks["slot"][:, :, OP_CULL] = False
+    choices, *_ = net.get_action(states, None, masks)
+    said = net.evaluate_actions(states, choices, masks)
+    masks["slot"][:, :, OP_CULL] = True
+    again = net.evaluate_actions(states, choices, masks)
+    for name in HEADS:
+        assert torch.equal(said.entropy[name], again.entropy[name])
+        assert torch.equal(said.log_probs[name], again.log_probs[name])
 
 
 # -- any mask at all -------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def a_rollout(seed, sharpness=1.0, make=joint_masks, **sizes):
 def test_without_a_step_of_the_optimiser_every_ratio_is_one(seed, sharpness, bound, make):
     """The sharpest logits are in the tens; float32 knows them to some 1e-6 only."""
     net, stored, (log_probs, values, hidden) = a_rollout(seed, sharpness, make)
-    found = net.evaluate(*stored)
+    found = net.evaluate_actions(*stored)
     assert max(ratios(found.log_probs, log_probs).values()) <= bound
     torch.testing.assert_close(found.values, values, rtol=0, atol=2e-6)
     torch.testing.assert_close(found.hidden, hidden, rtol=0, atol=1e-6)
@@ -40,7 +40,7 @@ def test_without_a_step_of_the_optimiser_every_ratio_is_one(seed, sharpness, bou
 @pytest.mark.parametrize("seed", range(2))
 def test_ratios_are_one_at_the_size_that_is_used_in_runs(seed):
     net, stored, (log_probs, *_) = a_rollout(seed, 100, hidden_dim=128, head_dim=64)
-    assert max(ratios(net.evaluate(*stored).log_probs, log_probs).values()) <= 1e-6
+    assert max(ratios(net.evaluate_actions(*stored).log_probs, log_probs).values()) <= 1e-6
 
 
 def test_ratios_are_one_for_independent_heads():
@@ -53,10 +53,10 @@ def test_ratios_are_one_for_independent_heads():
     for mask in masks.values():
         mask[..., 0] = True
     choices, log_probs, *_ = live(net, states, masks)
-    found = net.evaluate(states, choices, masks, net.get_initial_hidden(6))
+    found = net.evaluate_actions(states, choices, masks, net.get_initial_hidden(6))
     assert max(ratios(found.log_probs, log_probs).values()) <= 1e-6
     other = {**choices, "action_0": (choices["action_0"] + 1) % 3}
-    again = net.evaluate(states, other, masks, net.get_initial_hidden(6))
+    again = net.evaluate_actions(states, other, masks, net.get_initial_hidden(6))
     assert torch.equal(found.log_probs["action_1"], again.log_probs["action_1"])
 
 
@@ -70,7 +70,7 @@ def test_ratios_are_one_for_a_chain_that_is_not_growth():
     for mask in masks.values():
         mask[..., 0] |= ~mask.any(-1)
     choices, log_probs, *_ = live(net, states, masks)
-    found = net.evaluate(states, choices, masks, net.get_initial_hidden(8))
+    found = net.evaluate_actions(states, choices, masks, net.get_initial_hidden(8))
     assert max(ratios(found.log_probs, log_probs).values()) <= 1e-6
 
 
@@ -79,7 +79,10 @@ def test_a_mask_that_is_missing_when_learning_shows_in_the_ratio(head):
     net, (states, choices, masks, begin, starts), (log_probs, *_) = a_rollout(0)
     rest = {name: mask for name, mask in masks.items() if name != head}
     assert (
-        ratios(net.evaluate(states, choices, rest, begin, starts).log_probs, log_probs)[head] > 0.1
+        ratios(net.evaluate_actions(states, choices, rest, begin, starts).log_probs, log_probs)[
+            head
+        ]
+        > 0.1
     )
 
 
@@ -91,7 +94,9 @@ def test_a_wrong_memory_when_learning_shows_in_the_ratio(forgotten):
     else:
         begin = net.get_initial_hidden(HOSTS)
     assert (
-        ratios(net.evaluate(states, choices, masks, begin, starts).log_probs, log_probs)["joint"]
+        ratios(net.evaluate_actions(states, choices, masks, begin, starts).log_probs, log_probs)[
+            "joint"
+        ]
         > 0.1
     )
 
@@ -102,7 +107,7 @@ def test_judging_draws_nothing():
     for seed in (5, 6):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        found.append(net.evaluate(*stored))
+        found.append(net.evaluate_actions(*stored))
         assert torch.equal(torch.get_rng_state(), before)
     for head in HEADS:
         assert torch.equal(found[0].log_probs[head], found[1].log_probs[head])
@@ -113,7 +118,7 @@ def forced(net, states, **choices):
     """Log-probabilities of the same stored decision at every step."""
     shape = states.shape[:2]
     actions = {head: torch.full(shape, choices.get(head, 0)) for head in HEADS}
-    return net.evaluate(states, actions, {}, net.get_initial_hidden(len(states))).log_probs
+    return net.evaluate_actions(states, actions, {}, net.get_initial_hidden(len(states))).log_probs
 
 
 def test_later_heads_are_judged_in_the_case_of_the_stored_earlier_choices():
@@ -136,7 +141,7 @@ def test_there_is_nothing_random_in_training_mode():
     found = []
     for mode in (True, True, False):
         net.train(mode)
-        found.append(net.evaluate(*stored))
+        found.append(net.evaluate_actions(*stored))
     for other in found[1:]:
         assert torch.equal(found[0].values, other.values)
         assert all(torch.equal(found[0].log_probs[head], other.log_probs[head]) for head in HEADS)
@@ -146,7 +151,7 @@ def test_log_probabilities_and_values_are_float32_under_autocast():
     net, (states, _, masks, begin, starts), _ = a_rollout(0, 30)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         choices, log_probs, values, _ = live(net, states, masks, starts, begin)
-        found = net.evaluate(states, choices, masks, begin, starts)
+        found = net.evaluate_actions(states, choices, masks, begin, starts)
     tensors = [
         *log_probs.values(),
         values,
@@ -155,5 +160,5 @@ def test_log_probabilities_and_values_are_float32_under_autocast():
         *found.entropy.values(),
     ]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
-    exact = net.evaluate(states, choices, masks, begin, starts)
+    exact = net.evaluate_actions(states, choices, masks, begin, starts)
     assert not torch.equal(exact.values, found.values)  # autocast was at work

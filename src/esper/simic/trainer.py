@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -30,6 +30,7 @@ from esper.simic.round_summary import RoundTally
 from esper.simic.team import StopVote, Team
 from esper.simic.twins import twin_readings
 from esper.storage import runfolder
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.policy_files import Layout
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
@@ -84,6 +85,7 @@ def train_ppo_vectorized(
             if team.rank == 0:  # a resumed run may continue with another configuration
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
+        tell(cast(FactoredRecurrentActorCritic, agent.network).describe())
         rollout = build_rollout(env, agent, config.hosts)
         vote = StopVote(team, is_over)
         last_update = time.perf_counter()
@@ -272,7 +274,7 @@ def play_part(
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
-        choices, log_probs, values, hidden = agent.network.choose(
+        choices, log_probs, values, hidden = agent.network.get_action(
             states, hidden, masks, noise=noise[step]
         )
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()

@@ -54,21 +54,28 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(valid > 1, entropy, torch.zeros_like(entropy))
 
 
+def require_choices(possible: Tensor, head: str, row: str = "host") -> None:
+    """Refuse the mask of `head` if a row of it allows nothing.
+
+    `possible` says for rows [N] or [N, T, ...] whether there is a choice; `row` is the word for N.
+    """
+    if bool(possible.all()):
+        return
+    number, *inner = (~possible).nonzero()[0].tolist() or [0]
+    step_words = f", step {inner[0]}" if inner else ""
+    raise MaskError(
+        f"{row} {number}, head {head!r}{step_words}: the mask allows nothing. Every row needs at "
+        f"least one possible choice; an unused head has index 0 as its only one."
+    )
+
+
 class MaskedCategorical:
     """A distribution over the choices that a mask leaves; rows are [..., choices]."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None, *, head: str = "action"):
         if mask is not None:
             mask = mask.expand(logits.shape)
-            possible = mask.any(-1)
-            if not bool(possible.all()):
-                host, *step = (~possible).nonzero()[0].tolist() or [0]
-                step_words = f", step {step[0]}" if step else ""
-                raise MaskError(
-                    f"host {host}, head {head!r}{step_words}: the mask allows nothing. Every row "
-                    "needs at least one possible choice; an unused head has index 0 as its only "
-                    "one."
-                )
+            require_choices(mask.any(-1), head)
         self.mask = mask
         self.logits = mask_logits(logits, mask)
         self.log_probs = masked_log_softmax(self.logits, None)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.leyline.errors import CheckpointMismatchError, SettingError
+from esper.leyline.errors import CheckpointMismatchError, UnknownNameError
 from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
 from esper.tamiyo.distributions import (
     MaskedCategorical,
     at_least_single,
     masked_log_softmax,
     normalised_entropy,
+    require_choices,
 )
 from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
 from esper.tamiyo.normalising import Pool, RunningMeanStd
@@ -94,9 +95,10 @@ class RecurrentActorCritic(nn.Module):
         """Largest entropy of each head in nats, at least 1: a scale for reports."""
         return {head.name: max(math.log(head.size), 1.0) for head in self.spec.heads}
 
-    def get_initial_hidden(self, count: int) -> Hidden:
-        """The state in which `count` episodes begin."""
-        zeros = _layers(self.value_head).last.weight.new_zeros(1, count, self.hidden_dim)
+    def get_initial_hidden(self, count: int, device: torch.device | None = None) -> Hidden:
+        """The state in which `count` episodes begin, where the weights are or on `device`."""
+        weight = _layers(self.value_head).last.weight
+        zeros = weight.new_zeros(1, count, self.hidden_dim, device=device)
         return zeros, zeros.clone()
 
     def look(self, states: Tensor, hidden: Hidden) -> Tensor:
@@ -128,6 +130,21 @@ class RecurrentActorCritic(nn.Module):
         mean = self.return_stats.mean.to(scaled.dtype)
         std = self.return_stats.std.to(scaled.dtype)
         return (scaled * std + mean).squeeze(-1)
+
+    def _masks_by_head(
+        self, masks: MaskSet | None, single_masks: Mapping[str, Tensor | None]
+    ) -> MaskSet:
+        """All masks that there are; a name that no head has is refused."""
+        if not single_masks:
+            return masks or {}
+        known = {f"{name}_mask": name for name in self.spec.names}
+        by_head = dict(masks or {})
+        for argument, mask in single_masks.items():
+            if argument not in known:
+                raise UnknownNameError("argument", argument, [*known])
+            if mask is not None:
+                by_head[known[argument]] = mask
+        return by_head
 
     def _case(
         self, index: int, features: Tensor, masks: MaskSet, choices: PerHead
@@ -162,19 +179,30 @@ class RecurrentActorCritic(nn.Module):
         uses = [choice in head.used_by for choice in range(first.size)]
         return torch.tensor(uses, device=op.device)[op]
 
-    def choose(
+    def get_action(
         self,
         states: Tensor,
-        hidden: Hidden | None,
-        masks: MaskSet,
+        hidden: Hidden | None = None,
+        masks: MaskSet | None = None,
         deterministic: bool = False,
         generator: torch.Generator | None = None,
         noise: Tensor | None = None,
+        **single_masks: Tensor | None,
     ) -> Decision:
         """Decide for N hosts, head by head.
 
         It draws with the `generator`, or by `noise`: even draws, [N, heads, widest head].
+
+        Args:
+            states: what is seen, [N, D] for one step, [N, T, D] for several.
+            hidden: the state before the first step; None: episodes begin here.
+            masks: what is possible, by head; a head without a mask has all choices.
+            deterministic: take the likeliest choice instead of drawing one.
+            generator: where draws come from.
+            noise: the draws themselves.
+            single_masks: masks of single heads by argument, such as `slot_mask`.
         """
+        masks = self._masks_by_head(masks, single_masks)
         is_step = states.dim() == 2
         if is_step:
             states = states[:, None]
@@ -225,23 +253,32 @@ class RecurrentActorCritic(nn.Module):
         mask = mask_cases(self.spec, index, masks.get(head.name))
         return masked_log_softmax(layers.last(layers.activation(inner)), mask), mask
 
-    def evaluate(
+    def evaluate_actions(
         self,
         states: Tensor,
         actions: PerHead,
-        masks: MaskSet,
-        hidden: Hidden,
+        masks: MaskSet | None = None,
+        hidden: Hidden | None = None,
         starts: Tensor | None = None,
         needs_state: bool = True,
+        **single_masks: Tensor | None,
     ) -> Evaluation:
         """Judge stored decisions [N, T] under the present weights.
 
-        `hidden` is what the rows began with; `starts` and `needs_state` are as in `run_sequences`.
+        A mask that allows nothing where earlier choices may lead is refused, as in `get_action`.
+
+        Args:
+            states: what was seen, [N, T, D].
+            actions: what was chosen, by head.
+            masks: what was possible, by head.
+            hidden: what the rows began with; None: episodes begin with them.
+            starts: where episodes begin, as in `run_sequences`.
+            needs_state: whether the state after the rows is asked for, as in `run_sequences`.
+            single_masks: masks of single heads by argument, such as `slot_mask`.
         """
+        masks = self._masks_by_head(masks, single_masks)
         if hidden is None:
-            raise SettingError(
-                "evaluating needs the state that rows began with: stored, or get_initial_hidden(N)."
-            )
+            hidden = self.get_initial_hidden(len(states))
         features, hidden = self._features(states, hidden, starts, needs_state)
         shape = features.shape[:-1]
         rows = features.flatten(0, 1)
@@ -254,6 +291,9 @@ class RecurrentActorCritic(nn.Module):
         for index, head in enumerate(self.spec.heads):
             cases, mask = self._cases(index, rows, flat)
             reach = reach_cases(self.spec, index, certain, probs)
+            if mask is not None:
+                possible = mask.any(-1) | (reach == 0)
+                require_choices(possible.view(*shape, -1), head.name, row="row")
             probs.append(cases.detach().exp())
             log_probs[head.name] = self._taken(index, cases, choices).view(shape)
             uncertain = normalised_entropy(cases, mask)
@@ -336,7 +376,6 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
     ):
         spec = HeadSpec.growth(num_slots, num_blueprints, num_blends)
         super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
-        self.num_slots = num_slots
 
     @torch.no_grad()
     def lean_to_wait(self, probability: float) -> None:
@@ -345,23 +384,34 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         bias[OP_WAIT] = math.log(probability / (1 - probability) * (len(bias) - 1))
 
     @property
-    def slot_head(self) -> nn.Module:
+    def slot_head(self) -> nn.Sequential:
         """The head that chooses a slot."""
-        return self.policy_heads["slot"]
+        return cast(nn.Sequential, self.policy_heads["slot"])
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots it chooses among."""
+        return _layers(self.slot_head).last.out_features
+
+    def describe(self) -> str:
+        """One line on what it chooses and how large it is."""
+        sizes = {head.name: head.size for head in self.spec.heads} | {"slot": self.num_slots}
+        choices = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+        scales = ", ".join(f"{scale:.2f}" for scale in self.max_entropies.values())
+        params = sum(parameter.numel() for parameter in self.parameters())
+        return f"policy: {choices}; entropy scales {scales} nats; {params:,} parameters"
 
     def forward(
         self,
         states: Tensor,
         hidden: Hidden | None = None,
-        slot_mask: Tensor | None = None,
-        blueprint_mask: Tensor | None = None,
-        blend_mask: Tensor | None = None,
-        op_mask: Tensor | None = None,
+        masks: MaskSet | None = None,
+        **single_masks: Tensor | None,
     ) -> dict[str, Any]:
         """Masked logits of each head, where the heads before it chose what was likeliest."""
+        masks = self._masks_by_head(masks, single_masks)
         if hidden is None:
             hidden = self.get_initial_hidden(len(states))
-        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
         features, hidden = self._features(states, hidden, None)
         choices: PerHead = {}
         outputs: dict[str, Any] = {}
@@ -370,46 +420,6 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
             choices[head.name] = case.mode()
             outputs[f"{head.name}_logits"] = case.logits
         return {**outputs, "value": self._values(features), "hidden": hidden}
-
-    def get_action(
-        self,
-        states: Tensor,
-        hidden: Hidden | None = None,
-        slot_mask: Tensor | None = None,
-        blueprint_mask: Tensor | None = None,
-        blend_mask: Tensor | None = None,
-        op_mask: Tensor | None = None,
-        deterministic: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> tuple[PerHead, PerHead, Tensor, Hidden]:
-        """Draw, or take the likeliest of, each head in turn."""
-        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
-        return self.choose(states, hidden, masks, deterministic, generator)
-
-    def evaluate_actions(
-        self,
-        states: Tensor,
-        actions: PerHead,
-        slot_mask: Tensor | None = None,
-        blueprint_mask: Tensor | None = None,
-        blend_mask: Tensor | None = None,
-        op_mask: Tensor | None = None,
-        hidden: Hidden | None = None,
-    ) -> tuple[PerHead, Tensor, PerHead, Hidden]:
-        """Log-probabilities, values and entropies of stored decisions.
-
-        `hidden` is what the rows began with.
-        """
-        masks = _by_head(op_mask, slot_mask, blueprint_mask, blend_mask)
-        return self.evaluate(states, actions, masks, hidden)  # type: ignore[arg-type]  # None is refused there
-
-
-def _by_head(
-    op: Tensor | None, slot: Tensor | None, blueprint: Tensor | None, blend: Tensor | None
-) -> dict[str, Tensor]:
-    """The masks that there are, by the names of their heads."""
-    masks = {"op": op, "slot": slot, "blueprint": blueprint, "blend": blend}
-    return {name: mask for name, mask in masks.items() if mask is not None}
 
 
 class _Layers(NamedTuple):

@@ -177,7 +177,7 @@ class NetworkPolicy:
             name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()
         }
         with torch.no_grad():
-            decision = self.network.choose(
+            decision = self.network.get_action(
                 states, memory, masks_on_device, self.deterministic, self.draws
             )
         actions = torch.stack([decision.choices[name] for name in self.network.spec.names], -1)

@@ -116,10 +116,10 @@ def places(diagnostic):
 
 def test_the_worst_are_named_by_host_epoch_and_head_the_worst_first():
     diagnostic = found({(0, 0, 3): 3.0, (1, 2, 1): 0.1, (0, 1, 4): 1.9})
-    assert places(diagnostic) == [(9, 1, "slot"), (4, 3, "op")]
+    assert places(diagnostic) == [(9, 2, "slot"), (4, 4, "op")]
     assert [worst.ratio for worst in diagnostic.worst] == pytest.approx([0.1, 3.0])
     assert diagnostic.count == 2
-    assert str(diagnostic.worst[0]) == "host 9, epoch 1, head slot: ratio 0.1"
+    assert str(diagnostic.worst[0]) == "host 9, epoch 2, head slot: ratio 0.1"
 
 
 def test_nothing_is_named_where_nothing_is_wrong():
@@ -127,18 +127,18 @@ def test_nothing_is_named_where_nothing_is_wrong():
 
 
 def test_what_is_not_a_number_is_worst_of_all():
-    assert places(found({(0, 0, 3): 1e30, (1, 1, 1): -1}))[0] == (7, 1, "slot")
+    assert places(found({(0, 0, 3): 1e30, (1, 1, 1): -1}))[0] == (7, 2, "slot")
 
 
 def test_a_decision_that_is_far_off_only_as_a_whole_is_named_by_the_head_that_moved_most():
-    assert places(found({(0, 2, 2): 1.4, (1, 2, 2): 1.6})) == [(9, 2, "slot")]
+    assert places(found({(0, 2, 2): 1.4, (1, 2, 2): 1.6})) == [(9, 3, "slot")]
 
 
 def test_a_choice_that_is_off_in_every_pass_is_named_once_at_its_worst():
     diagnostic = found(
         {(0, 0, 3): 3.0, (0, 1, 3): 5.0, (0, 2, 3): 4.0, (1, 0, 0): 2.5}, hosts=(4, 4, 4)
     )
-    assert places(diagnostic) == [(4, 3, "op"), (4, 0, "slot")]
+    assert places(diagnostic) == [(4, 4, "op"), (4, 1, "slot")]
     assert diagnostic.worst[0].ratio == pytest.approx(5.0)
     assert diagnostic.count == 4
 
@@ -194,7 +194,9 @@ def test_one_bad_row_gives_exactly_one_escalation_that_names_it(bad):
         levels == [TelemetryLevel.NORMAL] + [TelemetryLevel.DEBUG] * 3 + [TelemetryLevel.NORMAL] * 3
     )
     assert wheres
-    assert all(where.startswith(f"host {host}, epoch {step}, head op: ratio ") for where in wheres)
+    assert all(
+        where.startswith(f"host {host}, epoch {step + 1}, head op: ratio ") for where in wheres
+    )
 
 
 @pytest.mark.parametrize("head", range(4))
@@ -207,7 +209,7 @@ def test_the_anomaly_names_the_head_whose_probability_is_off(head):
     assert "ratio" in [anomaly.kind for anomaly in anomalies]
     name = agent.network.spec.names[head]
     assert all(
-        anomaly.where.startswith(f"host 1, epoch {step}, head {name}: ratio ")
+        anomaly.where.startswith(f"host 1, epoch {step + 1}, head {name}: ratio ")
         for anomaly in anomalies
     )
 

@@ -89,7 +89,7 @@ def waiting_rollout(agent, possible=tuple(range(NUM_OPS))):
     rollout.choices[:] = 0
     rows = rollout.rows(torch.arange(rollout.count))
     with torch.no_grad():
-        said = agent.network.evaluate(
+        said = agent.network.evaluate_actions(
             rows.states, rows.choices, rows.masks, rows.hidden, rows.starts
         )
     for place, name in enumerate(rollout.spec.names):

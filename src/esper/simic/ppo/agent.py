@@ -130,9 +130,9 @@ class PPOAgent:
         self.updates = 0
         self.layout: Layout | None = None  # of a growth policy: what it fits
         self.facts: dict[str, Any] = {}  # of a growth policy: the episodes that it has learned from
-        self._evaluate: Callable[..., Any] = network.evaluate
+        self._evaluate: Callable[..., Any] = network.evaluate_actions
         if self.config.compile is not None:
-            self._evaluate = torch.compile(network.evaluate, backend=self.config.compile)
+            self._evaluate = torch.compile(network.evaluate_actions, backend=self.config.compile)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file with all that the agent acts with and learns on from."""
@@ -238,7 +238,7 @@ class PPOAgent:
         states = observations.encode(obs).to(self.device)
         masks = actions.split_mask(mask, len(states), self.device)
         with torch.no_grad():
-            choices, _, _, hidden = self.network.choose(
+            choices, _, _, hidden = self.network.get_action(
                 states, state, masks, deterministic, self.draws
             )
         return actions.decode(choices), hidden

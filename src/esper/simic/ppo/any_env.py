@@ -172,7 +172,7 @@ class Player:
         return rollout
 
     def _step(self, rollout: Rollout) -> None:
-        choices, log_probs, values, hidden = self.agent.network.choose(
+        choices, log_probs, values, hidden = self.agent.network.get_action(
             self.states, self.hidden, self.masks, generator=self.agent.draws
         )
         rollout.add_decision(

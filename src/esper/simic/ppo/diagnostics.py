@@ -36,6 +36,7 @@ class WorstRatio:
 
     host: int
     epoch: int
+    """its number in the row, from 1; in growth the epochs trained so far, as in every event"""
     head: str
     ratio: float
 
@@ -83,7 +84,7 @@ class RatioExplosionDiagnostic:
         # each choice comes once, at its worst, whatever the passes
         worst: dict[tuple[int, int, int], WorstRatio] = {}
         for head, row, step in indices.tolist():
-            key = (int(hosts[row]), int(begins[row]) + step, head)
+            key = (int(hosts[row]), int(begins[row]) + step + 1, head)
             if outside[head, row, step] and key not in worst and len(worst) < top:
                 ratio = float(log_ratios[head, row, step].clamp(-_LIMIT, _LIMIT).exp())
                 worst[key] = WorstRatio(host=key[0], epoch=key[1], head=names[head], ratio=ratio)
