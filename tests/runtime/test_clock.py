@@ -15,8 +15,14 @@ from esper.episodes import Episodes
 from esper.kasmina.pricing import HostFlops
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.lifecycle import StageLengths
-from esper.runtime.charges import learning_flops, network_flops
+from esper.runtime.charges import (
+    closing_passes,
+    learning_flops,
+    most_seed_charges,
+    network_flops,
+)
 from esper.runtime.config import TaskConfig
+from esper.runtime.counterfactuals import measured_slots
 from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import FossilJudged, HostEpoch
@@ -26,7 +32,7 @@ from runtime.episodes import GERMINATE, act, differing, keep_measured, play, pri
 PLANS = {
     "gpt": (TEXT, {0: ("r0c0", "copy"), 2: ("r0c1", "copy_zero"), 3: ("r0c0", "copy")}),
     "gpt with live copies": (
-        replace(TEXT, compute=0.6, lengths=StageLengths(ramp=2)),
+        replace(TEXT, compute=0.8, lengths=StageLengths(ramp=2)),
         {0: ("r0c0", "copy"), 1: ("r0c1", "copy")},
     ),
     "resnet": (RESNET, {0: ("r0c1", "copy_zero"), 1: ("r0c5", "copy")}),
@@ -230,6 +236,52 @@ def test_a_static_host_sets_its_one_measurement_aside_so_that_its_rate_falls_to_
 def test_a_budget_that_measuring_would_use_up_is_refused_before_anything_is_trained():
     with pytest.raises(SettingError, match="has grown"):
         Population(replace(get_task("blobs"), clock="compute", compute=1.0), [1])
+
+
+def test_measuring_every_slot_for_good_is_thought_of_before_anything_is_trained():
+    """Probation has no end: seeds everywhere that wait are measured in every decision."""
+    tight = replace(get_task("digits"), clock="compute", budget=1.6, compute=0.14)
+    with pytest.raises(SettingError, match=r"decision 1 .*up to 9\.\d+e\+06 once it has grown"):
+        Population(tight, [1])
+    # without a ramp a seed is a fossil from its first epoch on, which no measurement looks at
+    Population(replace(tight, lengths=StageLengths(ramp=0)), [1])
+
+
+@pytest.mark.parametrize(("max_seeds", "passes"), [(None, 2), (3, 2), (1, 1)])
+def test_a_measurement_takes_a_pass_for_each_slot_that_can_hold_a_seed(max_seeds, passes):
+    population = Population(replace(CNN, max_seeds=max_seeds), [1])
+    charges = most_seed_charges(population.runs[0], population.flops)
+    assert [charge.examples for charge in charges] == [CNN.held_out] * passes
+    assert charges[0].flops_each == population.flops.after["r0c0"]
+
+
+@pytest.mark.slow
+def test_waiting_with_seeds_everywhere_lasts_to_the_end_of_the_least_budget():
+    task = replace(get_task("digits"), clock="compute", budget=1.6, compute=0.21)
+    population = Population(task, [1])
+    for epoch in range(task.epochs):
+        population.train_epoch()
+        population.evaluate()
+        if epoch < 2:
+            act(population, 0, GERMINATE, f"r0c{epoch}", ("conv_light", "norm")[epoch])
+        population.tick()
+    run = population.runs[0]
+    assert len(measured_slots(run)) == 2
+    assert run.ledger.flops <= population.clock.budget
+
+
+def test_what_is_left_at_the_end_is_set_aside():
+    population = Population(replace(CNN, prunes=False), [1])
+    run = population.runs[0]
+    act(population, 0, GERMINATE, "r0c0", "conv_light")
+    assert closing_passes(run, measures_left=False) == 0
+    assert closing_passes(run, measures_left=True) == 1
+    run.plan.steps = 0
+    population.clock.plan(run)
+    before = run.plan.steps
+    population.clock.measures_left = True
+    population.clock.plan(run)
+    assert run.plan.steps < before
 
 
 def test_scores_of_a_decision_with_few_examples_repeat_those():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from esper.kasmina.blueprints import BlueprintCost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
+from esper.kasmina.pruning import find_judged
 from esper.kasmina.slot import SeedSlot, has_gate
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.host import HostRun
@@ -107,6 +108,42 @@ def evaluation_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
     for slot in incubated_slots(run):
         charges.append(Charge("shadow", examples, whole + incubation_flops(slot)))
     return charges
+
+
+def most_seed_charges(run: HostRun, flops: HostFlops) -> list[Charge]:
+    """Return what the evidence about seeds costs at most, before any has grown.
+
+    Probation has no end, so every slot that can hold a seed may be measured in every epoch. Without
+    a ramp a seed is a fossil from its first epoch on, which no measurement looks at.
+    """
+    lengths = run.model.settings.lengths
+    if not lengths.ramp:
+        return []
+    passes = []
+    for slot_id in {slot_id: None for slot_id, _, _ in run.model.costs}:
+        # a seed in the shadow of the host is measured by a whole pass
+        is_cut = slot_id in flops.after and not lengths.training
+        passes.append(flops.after[slot_id] if is_cut else flops.whole)
+    passes.sort(reverse=True)
+    examples = len(run.splits.validation)
+    return [
+        Charge("counterfactual", examples, dearest) for dearest in passes[: run.model.max_seeds]
+    ]
+
+
+def closing_passes(run: HostRun, *, measures_left: bool) -> int:
+    """Passes over held-out examples that the end of an episode takes, for the seeds there are.
+
+    Late pruning, and if `measures_left` the measurement of what is left, take one of the whole and
+    one for every fossil.
+    """
+    fossils = len(find_judged(run.model))
+    passes = 0
+    if fossils and run.model.settings.prunes and not run.is_pruned:
+        passes += 1 + fossils
+    if measures_left and (fossils or run.model.active_seeds):
+        passes += 1 + fossils
+    return passes
 
 
 def sum_charges(charges: Sequence[Charge]) -> int:

@@ -6,11 +6,12 @@ It plans epochs and runs nothing.
 from dataclasses import dataclass
 
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.pruning import find_judged
 from esper.leyline.errors import SettingError
 from esper.runtime.batches import whole_steps
 from esper.runtime.charges import (
+    closing_passes,
     evaluation_charges,
+    most_seed_charges,
     network_flops,
     score_charges,
     sum_charges,
@@ -34,15 +35,18 @@ class _Prices:
 class ComputeClock:
     """The budget of a task's episodes in FLOPs, and how many steps of it each decision has.
 
-    Late pruning is set aside first, for the fossils there are. A decision may then use what is due
-    by its end: its own share, and what those before it have left. It is always measured; training
-    has what remains, in whole steps. So a larger network sees fewer examples. A budget that
-    measuring would use up is refused, at the latest when it does.
+    Late pruning is set aside first, for the fossils there are, and with `measures_left` the
+    measurement of what an episode leaves. A decision may then use what is due by its end: its own
+    share, and what those before it have left. It is always measured; training has what remains, in
+    whole steps. So a larger network sees fewer examples. A budget that measuring would use up is
+    refused, at the latest when it does.
     """
 
     def __init__(self, task: Task, flops: HostFlops, split: Split):
         self.task = task
         self.flops = flops
+        # whether an episode ends with a measurement without its undecided seeds
+        self.measures_left = False
         steps = whole_steps(task.epoch_examples or len(split), task.batch)
         unit = task.epochs * steps.number * steps.size * flops.learnt
         if task.reference is not None:
@@ -82,7 +86,9 @@ class ComputeClock:
         run.pays_for_measuring = True
         measuring = score_charges(run, self.flops) + evaluation_charges(run, self.flops)
         fixed = sum_charges(measuring)
-        reserve = self._pruning(run)
+        closing = closing_passes(run, measures_left=self.measures_left)
+        whole = network_flops(run.model, self.flops)
+        reserve = closing * len(run.splits.validation) * whole
         if run.is_static:
             # its one measurement is set aside from the start
             reserve += fixed
@@ -91,19 +97,14 @@ class ComputeClock:
         step = sum_charges(training_charges(run, self.flops, run.plan.size))
         return _Prices(used=run.ledger.flops, step=step, fixed=fixed, reserve=reserve)
 
-    def _pruning(self, run: HostRun) -> int:
-        """What late pruning is still going to cost, at most."""
-        if run.is_pruned or not run.model.settings.prunes:
-            return 0
-        judged = len(find_judged(run.model))
-        passes = judged + 1 if judged else 0
-        return passes * len(run.splits.validation) * network_flops(run.model, self.flops)
-
     def _refuse_too_little(self, run: HostRun, prices: _Prices) -> None:
         """Raise an error where the budget leaves nothing to train with."""
         is_first = run.epoch == 0
-        # measuring costs more once a host has grown to its most parameters
-        is_tight = is_first and not run.is_static and self.task.budget * prices.fixed > self.due(0)
+        # every slot that can hold a seed may be measured for good, and measuring costs more once a
+        # host has grown to its most parameters
+        seeds = sum_charges(most_seed_charges(run, self.flops))
+        most_fixed = prices.fixed if run.is_static else self.task.budget * (prices.fixed + seeds)
+        is_tight = is_first and most_fixed > self.due(0)
         is_used_up = prices.used + prices.fixed > self.budget
         has_no_step = run.plan.steps == 0 and (is_first or is_used_up)
         if not is_tight and not has_no_step:
@@ -111,6 +112,6 @@ class ComputeClock:
         raise SettingError(
             f"compute {self.task.compute:g} is {self.budget:.4g} FLOPs, {self.due(0):.4g} for each "
             f"of {self.task.epochs} decisions, but in decision {run.epoch + 1} one step takes "
-            f"{prices.step:.4g} and its measurement {prices.fixed:.4g}, more once it has grown. "
-            "Raise compute, or lower epochs, held_out or batch."
+            f"{prices.step:.4g} and its measurement {prices.fixed:.4g}, up to {most_fixed:.4g} "
+            "once it has grown. Raise compute, or lower epochs, held_out, budget or batch."
         )
