@@ -26,6 +26,7 @@ from esper.leyline.factored_actions import (
     OP_WAIT,
     ActionSpace,
     Choice,
+    FactoredAction,
     look_up,
 )
 from esper.leyline.legality import GrowthView, refuse
@@ -287,15 +288,22 @@ def act(
     epoch: int,
 ) -> list[Event]:
     """One decision about one network, carried out by `carry_out` or refused; WAIT is no event."""
-    name, slot, *_ = look_up(space, *choice)
-    if choice[0] == OP_WAIT:
+    op, slot, blueprint, blend = choice
+    if op == OP_WAIT:
+        look_up(space, *choice)  # what it waits with must exist too
         return []
     try:
         changes = carry_out(choice)
     except IllegalActionError as problem:
-        return [
-            events.ActionRefused(host=host, epoch=epoch, op=name, slot=slot, reason=str(problem))
-        ]
+        action = FactoredAction.from_indices(slot, blueprint, blend, op, space=space)
+        refused = events.ActionRefused(
+            host=host,
+            epoch=epoch,
+            op=action.op.name,
+            slot=action.slot_id,
+            reason=str(problem),
+        )
+        return [refused]
     return report_action(space, choice, changes, host, epoch)
 
 

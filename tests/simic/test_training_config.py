@@ -214,7 +214,7 @@ def test_a_file_that_is_no_configuration_is_refused_by_its_name(tmp_path, text, 
     path = tmp_path / "mine.json"
     path.write_text(text)
     with pytest.raises(SettingError, match=words) as refused:
-        TrainingConfig.of(read_json(path), str(path))
+        TrainingConfig.from_json_path(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -232,7 +232,7 @@ def test_a_file_that_is_not_there_or_cannot_be_read_is_refused(tmp_path):
 def test_a_file_needs_to_name_only_what_it_changes(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"rounds": 3, "ppo": {"lr": 0.002}}')
-    config = TrainingConfig.of(read_json(path), str(path))
+    config = TrainingConfig.from_json_path(path)
     assert (config.rounds, config.ppo.lr) == (3, 0.002)
     assert config.hosts == TrainingConfig().hosts
     assert config.ppo.gamma == TrainingConfig().ppo.gamma

@@ -22,6 +22,7 @@ from esper.leyline.factored_actions import (
     OP_CULL,
     OP_FOSSILIZE,
     OP_GERMINATE,
+    ActionSpace,
     FactoredAction,
 )
 from esper.leyline.legality import is_legal
@@ -31,7 +32,6 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import (
     MaskSeedInfo,
-    build_slot_states,
     compute_action_masks,
     compute_batch_masks,
     masks_for,
@@ -168,14 +168,32 @@ def test_waiting_uses_no_slot():
     assert masks_of()["slot"][0].tolist() == [True, False, False]
 
 
-def test_slot_states_are_the_masks_share_of_the_reports():
+def test_a_slots_report_and_its_state_in_few_words_give_the_same_masks():
     model = grown_model()
     model.germinate_seed("r0c1", "norm")
     model.tick()
-    states = build_slot_states(model.get_slot_reports())
-    assert states == {
-        "r0c0": MaskSeedInfo(SeedStage.DORMANT, 0, False),
-        "r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False),
+    view = model.view()
+    in_few_words = {"r0c1": MaskSeedInfo(SeedStage.BLENDING, 1, False)}
+    facts = {"space": view.space, "costs": view.costs, "ramp": view.ramp}
+    few = compute_action_masks(in_few_words, view.seeds_used, None, **facts)
+    full = compute_action_masks(view.reports, view.seeds_used, None, **facts)
+    assert all(np.array_equal(few[head], mask) for head, mask in full.items())
+    assert few["op"].tolist() == [True, True, True, False]
+
+
+def test_a_budget_of_parameters_closes_what_it_cannot_pay():
+    costs = dict.fromkeys([("r0c0", "norm", "linear"), ("r0c0", "mlp", "linear")], 10)
+    costs["r0c0", "mlp", "linear"] = 50
+    space = ActionSpace.of(SlotConfig(("r0c0",)), ("norm", "mlp"), ("linear",))
+    facts = {"space": space, "costs": costs, "budget": 100}
+    open_blueprints = {}
+    for used in (0, 60, 95):
+        masks = compute_action_masks({}, 0, None, params_used=used, **facts)
+        open_blueprints[used] = masks["blueprint"][0].tolist()
+    assert open_blueprints == {
+        0: [False, True, True],
+        60: [False, True, False],
+        95: [True, False, False],
     }
 
 

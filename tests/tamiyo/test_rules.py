@@ -23,7 +23,7 @@ from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.masks import build_slot_states, compute_action_masks
+from esper.tamiyo.masks import compute_action_masks
 from esper.tamiyo.policies import RulePolicy
 from esper.tamiyo.policy_names import make_policy
 from esper.tamiyo.rules import (
@@ -76,9 +76,7 @@ def reports_of(**given):
 
 
 def masks_for(facts, reports):
-    return compute_action_masks(
-        build_slot_states(reports), 0, None, space=facts.space, costs=facts.costs
-    )
+    return compute_action_masks(reports, 0, None, space=facts.space, costs=facts.costs)
 
 
 def choose(rule, facts, reports=None):
@@ -314,9 +312,7 @@ def test_the_heuristics_share_is_three_quarters_of_the_room_that_is_left(facts, 
 def test_the_heuristic_never_plants_a_sham(facts):
     only_sham = {key: cost for key, cost in facts.costs.items() if key[1] == "sham"}
     reports = reports_of()
-    masks = compute_action_masks(
-        build_slot_states(reports), 0, None, space=facts.space, costs=only_sham
-    )
+    masks = compute_action_masks(reports, 0, None, space=facts.space, costs=only_sham)
     assert Heuristic(facts).choose(masks, reports, {"epoch": 0, "host": 0}, Signals())[0] == WAIT
 
 

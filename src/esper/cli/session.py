@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from esper.cli.options import Asked
-from esper.leyline.configuration import leaves, read_json
+from esper.leyline.configuration import leaves
 from esper.leyline.errors import SaveError, SettingError, printable
 from esper.leyline.imports import IMPORTED
 from esper.runtime.config import HostsConfig
@@ -55,7 +55,7 @@ def assemble(
     if asked.file is None:
         start = model.start(asked.preset, named.get("task.name"))
     else:
-        start = model.of(_settings(read_json(asked.file)), str(asked.file))
+        start = model.from_json_path(asked.file, notes=_NOTES)
     out = Path(str(named.get("out", start.out)))
     if not asked.resume or not runfolder.is_there(out / runfolder.CONFIG):
         return _changed(start, changes)
@@ -81,7 +81,8 @@ def _changed(config: Config, changes: Sequence[tuple[str, Any]]) -> Config:
 
 def _read_settings(out: Path, command: str, model: type[Config]) -> Config:
     """Return the settings that the run in a folder was started with."""
-    settings = _settings(read_started(out, command))
+    values = read_started(out, command)
+    settings = {key: value for key, value in values.items() if key not in _NOTES}
     return model.of({**settings, "out": str(out)}, str(out / runfolder.CONFIG))
 
 
@@ -99,13 +100,6 @@ def _refuse_contradictions(config: Config, saved: Config, free: set[str]) -> Non
             f"the run was started with {key} {before}, not {now}. Leave that out, or choose "
             "another --out. A run of esper.train_ppo continues in Python."
         )
-
-
-def _settings(values: Any) -> Any:
-    """Return what a run folder's configuration holds, without the notes beside the settings."""
-    if not isinstance(values, dict):
-        return values
-    return {key: value for key, value in values.items() if key not in _NOTES}
 
 
 def read_started(run: Path, command: str) -> dict[str, Any]:

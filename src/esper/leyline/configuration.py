@@ -4,7 +4,7 @@ Which settings there are is said by the packages that use them.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
@@ -56,6 +56,21 @@ class Configuration(BaseModel):
             raise SettingError(f"{source}: {mistakes}") from None
         settings.check()
         return settings
+
+    @classmethod
+    def from_json_path(cls, path: str | Path, notes: Collection[str] = ()) -> Self:
+        """A checked configuration from a JSON file; keys named in `notes` are passed over.
+
+        >>> import esper
+        >>> from pathlib import Path
+        >>> size = Path("mine.json").write_text('{"task": {"name": "blobs"}, "hosts": 3}')
+        >>> esper.TrainingConfig.from_json_path("mine.json").hosts
+        3
+        """
+        values = read_json(path)
+        if isinstance(values, dict):
+            values = {key: value for key, value in values.items() if key not in notes}
+        return cls.of(values, str(path))
 
     def check(self) -> None:
         """Refuse what no single field shows: unknown names, values that contradict each other."""

@@ -146,7 +146,7 @@ DEFAULT_SPACE = ActionSpace(SlotConfig.default())
 
 @dataclass(frozen=True, slots=True)
 class FactoredAction:
-    """One decision in words, for logs, tests and people. The hot loop uses the indices."""
+    """One decision in words, such as one that is refused. The hot loop uses the indices."""
 
     op: LifecycleOp
     slot_idx: int
@@ -157,14 +157,18 @@ class FactoredAction:
     @classmethod
     def from_indices(
         cls,
-        *,
         slot_idx: int,
         blueprint_idx: int,
         blend_idx: int,
         op_idx: int,
+        *,
         space: ActionSpace = DEFAULT_SPACE,
     ) -> Self:
-        """Look the four indices up in `space`; an index outside it is refused by head."""
+        """Look the four indices up in `space`; an index outside it is refused by head.
+
+        >>> FactoredAction.from_indices(0, 3, 1, 1).blueprint_id
+        'norm'
+        """
         names = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
         _, slot_id, blueprint_id, blend_id = names
         return cls(

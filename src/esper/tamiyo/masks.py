@@ -41,36 +41,29 @@ class MaskSeedInfo:
     """whether its contribution is known; seeds on probation are measured every epoch"""
 
 
-def build_slot_states(reports: Mapping[str, SeedStateReport]) -> dict[str, MaskSeedInfo]:
-    """The masks' share of the reports."""
-    return {
-        slot_id: MaskSeedInfo(
-            stage=report.stage,
-            seed_age_epochs=report.seed_age_epochs,
-            is_measured=report.is_measured,
-        )
-        for slot_id, report in reports.items()
-    }
-
-
 def compute_action_masks(
-    slot_states: Mapping[str, MaskSeedInfo | None],
+    slot_states: Mapping[str, MaskSeedInfo | SeedStateReport | None],
     total_seeds: int,
     max_seeds: int | None,
     *,
     space: ActionSpace | None = None,
     costs: Mapping[tuple[str, str, str], int] | None = None,
     ramp: int | None = None,
+    params_used: int = 0,
+    budget: int | None = None,
 ) -> Masks:
-    """The masks of one host from bare facts.
+    """The masks of one host.
 
     Args:
-        slot_states: what is in each slot; None, or a slot that is not named, is empty.
+        slot_states: what is in each slot, in few words or as the slot reports it; None, or a slot
+            that is not named, is empty.
         total_seeds: live seeds and fossils together.
         max_seeds: how many of them there may be; None is no limit.
         space: the run's actions; without it the slots named, all built-in blueprints, all blends.
         costs: parameters by slot, blueprint and blend; without it every blueprint fits, free.
         ramp: epochs of a ramp; without it every blend counts as one of its own.
+        params_used: parameters of host, fossils and live seeds together.
+        budget: most parameters that the whole network may have; None is no limit.
 
     >>> masks = compute_action_masks({"r0c0": None, "r0c1": MaskSeedInfo(4, 5)}, 1, 3)
     >>> masks["slot"].tolist()  # rows: WAIT, GERMINATE, CULL, FOSSILIZE
@@ -85,24 +78,32 @@ def compute_action_masks(
         costs = dict.fromkeys(product(space.slots.slot_ids, names, space.blends), 0)
     reports = {}
     for slot_id in space.slots.slot_ids:
-        info = slot_states.get(slot_id) or MaskSeedInfo(SeedStage.DORMANT)
-        reports[slot_id] = SeedStateReport(
-            slot_id=slot_id,
-            stage=_as_stage(slot_id, info.stage),
-            seed_age_epochs=info.seed_age_epochs,
-            metrics=SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None),
+        reports[slot_id] = _as_report(slot_id, slot_states.get(slot_id))
+    return _masks(
+        GrowthView(
+            space=space,
+            reports=reports,
+            seeds_used=total_seeds,
+            max_seeds=max_seeds,
+            params_used=params_used,
+            budget=budget,
+            costs=costs,
+            ramp=ramp,
         )
-    view = GrowthView(
-        space=space,
-        reports=reports,
-        seeds_used=total_seeds,
-        max_seeds=max_seeds,
-        params_used=0,
-        budget=None,
-        costs=costs,
-        ramp=ramp,
     )
-    return masks_for(view)
+
+
+def _as_report(slot_id: str, state: MaskSeedInfo | SeedStateReport | None) -> SeedStateReport:
+    """What is known of a slot, as legality reads it."""
+    if isinstance(state, SeedStateReport):
+        return state
+    info = state or MaskSeedInfo(SeedStage.DORMANT)
+    return SeedStateReport(
+        slot_id=slot_id,
+        stage=_as_stage(slot_id, info.stage),
+        seed_age_epochs=info.seed_age_epochs,
+        metrics=SeedMetrics(counterfactual_contribution=0.0 if info.is_measured else None),
+    )
 
 
 def _as_stage(slot_id: str, stage: SeedStage | int) -> SeedStage:
@@ -116,8 +117,8 @@ def _as_stage(slot_id: str, stage: SeedStage | int) -> SeedStage:
         ) from None
 
 
-def masks_for(view: GrowthView) -> Masks:
-    """The masks of one host.
+def _masks(view: GrowthView) -> Masks:
+    """The answers of legality to all that may be asked.
 
     A head that an op does not use, or cannot, has exactly one true entry: index 0. The blend head
     sees neither slot nor blueprint, so a blend counts as possible only where it is possible for
@@ -151,6 +152,20 @@ def only_waiting(masks: Masks) -> Masks:
     for mask in closed.values():
         mask[..., 0] = True
     return closed
+
+
+def masks_for(view: GrowthView) -> Masks:
+    """The masks of one host as it stands."""
+    return compute_action_masks(
+        view.reports,
+        view.seeds_used,
+        view.max_seeds,
+        space=view.space,
+        costs=view.costs,
+        ramp=view.ramp,
+        params_used=view.params_used,
+        budget=view.budget,
+    )
 
 
 def compute_batch_masks(views: Sequence[GrowthView]) -> Masks:
