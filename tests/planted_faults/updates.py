@@ -125,8 +125,8 @@ FAULTS = [
     Fault(
         phrase="38: the worst is named by its place in the minibatch",
         place="simic/ppo/diagnostics.py::RatioExplosionDiagnostic.of",
-        old="(int(hosts[row]), int(begins[row]) + step, head)",
-        new="(row, step, head)",
+        old="(int(hosts[row]), int(begins[row]) + step + 1, head)",
+        new="(row, step + 1, head)",
         test="simic/ppo/test_anomalies.py::test_the_worst_are_named_by_host_epoch_and_head_the_worst_first",
     ),
     Fault(

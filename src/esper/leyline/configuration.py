@@ -59,14 +59,7 @@ class Configuration(BaseModel):
 
     @classmethod
     def from_json_path(cls, path: str | Path, notes: Collection[str] = ()) -> Self:
-        """A checked configuration from a JSON file; keys named in `notes` are passed over.
-
-        >>> import esper
-        >>> from pathlib import Path
-        >>> size = Path("mine.json").write_text('{"task": {"name": "blobs"}, "hosts": 3}')
-        >>> esper.TrainingConfig.from_json_path("mine.json").hosts
-        3
-        """
+        """A checked configuration from a JSON file; keys named in `notes` are passed over."""
         values = read_json(path)
         if isinstance(values, dict):
             values = {key: value for key, value in values.items() if key not in notes}
