@@ -20,7 +20,11 @@ def main(epochs: int, folder: Path) -> None:
     y = (x.prod(1) > 0).long()
     accelerator = Accelerator(cpu=True)
     garden = esper.grow(
-        nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), slots=["0"], example=x[:8], budget=20.0
+        nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)),
+        slots=["0"],
+        example=x[:8],
+        budget=20.0,
+        settings=esper.GrowthSettings(epochs=epochs),  # the last epoch judges what has grown
     )
     ema = garden.ema(0.99)
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-2)

@@ -74,7 +74,7 @@ class Garden(PlantingByHand):
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.
         average: what `ema` made, or None.
-        is_pruned: whether fossils were judged by `step`, as the learning rate had fallen.
+        is_pruned: whether `step` judged fossils: the rate had fallen, or the last epoch came.
         run: name of the run that was last recorded, which its folder has too.
         pending_optimizer: a saved state that waits for `attach`, or None.
 
@@ -231,7 +231,9 @@ class Garden(PlantingByHand):
         return events
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
-        """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
+        """Remove fossils that do not pay: now, where neither a falling rate nor a known last epoch
+        makes `step` do it.
+        """
         with self._together():
             base = self._evaluation.losses(evaluate, is_base=True)
             judged, _ = self._prune(evaluate, self.epoch, base.values)
@@ -274,7 +276,7 @@ class Garden(PlantingByHand):
 
         Its cost ends the history.
         """
-        self._hint_of_left_out()
+        self._hint_of_harvest()
         plain = harvest(self.model)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
         self._emit([self.books.close(seed=self.model.settings.seed)])
@@ -285,7 +287,7 @@ class Garden(PlantingByHand):
 
         Of several processes the first one writes.
         """
-        self._hint_of_left_out()
+        self._hint_of_harvest()
         if not processes.is_first():
             return Path(folder)
         return export_network(self.model, Path(folder))
@@ -367,10 +369,11 @@ class Garden(PlantingByHand):
         start = describe_start(self.model, self.policy_name)
         return Recorder(folder, track, run=self.run, start=start, history=self.history)
 
-    def _hint_of_left_out(self) -> None:
-        """Say once that live seeds are not part of what is taken home."""
-        left_out = hints.hint_of_left_out(self.model, self.epoch)
-        self._emit([hint for hint in left_out if hint not in self.history])
+    def _hint_of_harvest(self) -> None:
+        """Say once what is not taken home, and what is taken home without having been judged."""
+        said = hints.hint_of_left_out(self.model, self.epoch)
+        said += hints.hint_of_unjudged(self.model, self.history, self.epoch)
+        self._emit([hint for hint in said if hint not in self.history])
 
     # -- processes, optimisers and compiled copies -------------------------------------------------
 
@@ -430,7 +433,10 @@ class Garden(PlantingByHand):
             self.model.record_counterfactual(seed.slot.slot_id, seed.with_seed, seed.without_seed)
         base, sign = reading.base
         events: list[Event] = []
-        if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
+        settings = self.model.settings
+        is_last = settings.epochs is not None and epoch >= settings.epochs
+        is_time = is_last or link.has_rate_fallen
+        if settings.prunes and not self.is_pruned and is_time:
             judged, base = self._prune(evaluate, epoch, base)
             events += judged
             self.is_pruned = True
