@@ -40,11 +40,14 @@ def main(epochs: int, folder: Path) -> None:
         accelerator.load_state(str(saved[-1]))
     for _ in range(garden.epoch, epochs):
         model.train()
+        losses = []
         for points, labels in loader:
             optimizer.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(points), labels))
+            loss = nn.functional.cross_entropy(model(points), labels)
+            accelerator.backward(loss)
             optimizer.step()
-        for event in garden.step(evaluate):
+            losses.append(loss.detach())
+        for event in garden.step(evaluate, train_loss=torch.stack(losses).mean()):
             accelerator.print(event)
         accelerator.save_state(str(folder / str(garden.epoch)))
     with ema.applied():

@@ -26,7 +26,7 @@ from esper.garden import hints, keeping, processes
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
-from esper.garden.measuring import Evaluate, Evaluation, read_signals
+from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
 from esper.kasmina.exporting import export_network
@@ -74,6 +74,7 @@ class Garden(PlantingByHand):
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.
         average: what `ema` made, or None.
+        loss_meter: training losses since the last step, where a framework's callback reports them.
         is_pruned: whether `step` judged fossils: the rate had fallen, or the last epoch came.
         run: name of the run that was last recorded, which its folder has too.
         pending_optimizer: a saved state that waits for `attach`, or None.
@@ -138,6 +139,7 @@ class Garden(PlantingByHand):
         self.books = Books(Ledger(peak_params=model.total_params), prices)
         self.pending_optimizer: OptimizerSnapshot | None = None
         self.average: Average | None = None
+        self.loss_meter = LossMeter()
         self.run: str | None = None
         self._recorder: Recorder | None = None
         # on steps of the optimisers, one before and one after for each
@@ -231,9 +233,7 @@ class Garden(PlantingByHand):
         return events
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
-        """Remove fossils that do not pay: now, where neither a falling rate nor a known last epoch
-        makes `step` do it.
-        """
+        """Remove fossils that do not pay: now, where `step` does not do it by itself."""
         with self._together():
             base = self._evaluation.losses(evaluate, is_base=True)
             judged, _ = self._prune(evaluate, self.epoch, base.values)
