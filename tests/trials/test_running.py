@@ -290,8 +290,9 @@ def test_a_budget_limits_the_parameters(tmp_path):
 
 def test_the_number_of_seeds_is_limited(tmp_path):
     """Live and kept ones together; without the limit both slots are planted."""
-    results = grow(configured(tmp_path / "one", task__max_seeds=1))
-    free = grow(configured(tmp_path / "free"))
+    policy = "heuristic:held_out_part=0"  # plants from the first epoch on
+    results = grow(configured(tmp_path / "one", policy=policy, task__max_seeds=1))
+    free = grow(configured(tmp_path / "free", policy=policy))
     assert [result.germinated for result in free] == [2, 2]
     assert all(result.germinated - result.culled <= 1 for result in results)
     assert {event["epoch"] for event in planted(tmp_path / "one")} == {1}
