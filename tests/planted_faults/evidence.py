@@ -4,6 +4,34 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        phrase="memorising counts as learning",
+        place="tamiyo/shortage.py::lacks_data",
+        old="guessing - fmean(held_out)",
+        new="guessing - fmean(train)",
+        test="test_no_harm.py::test_a_host_that_memorises_is_left_alone_and_was_not_before",
+    ),
+    Fault(
+        phrase="a host that learns nothing is left alone",
+        place="tamiyo/shortage.py::_has_stopped_falling",
+        old="train[0] - train[-1] < 2 * _FLAT * scale * (len(train) - 1)",
+        new="False",
+        test="test_no_harm.py::test_a_host_that_lacks_capacity_is_planted",
+    ),
+    Fault(
+        phrase="a constant rate is never pruned",
+        place="garden/garden.py::Garden._measure",
+        old="is_last or link.has_rate_fallen",
+        new="link.has_rate_fallen",
+        test="test_readme.py::test_the_first_code_block_runs_when_pasted_and_learns",
+    ),
+    Fault(
+        phrase="callbacks keep the training loss to themselves",
+        place="integrations/__init__.py::Stepper.step",
+        old="self.garden.step(self.evaluate, self.garden.loss_meter.take())",
+        new="self.garden.step(self.evaluate)",
+        test="integrations/test_transformers.py::test_the_garden_is_given_the_mean_training_loss_of_each_epoch[plain]",
+    ),
+    Fault(
         phrase="a save forgets that it was pruned",
         place="runtime/storing.py::_restore",
         old="facts['is_pruned']",
