@@ -150,10 +150,13 @@ class Means:
         """The same observation with means in place of measurements."""
         blinded = row.copy()
         for columns, groups in self._groups(row):
-            known = [self.sums[group] for group in groups if group in self.sums]
-            many = [entry for entry in known if entry[0] >= FEWEST]
-            for count, total in (many or known)[:1]:
-                blinded[columns] = total / count
+            known = [group for group in groups if group in self.sums]
+            # the last group is of slots in any state: better few that stood alike
+            many = [
+                group for group in known if self.sums[group][0] >= FEWEST and group != groups[-1]
+            ]
+            count, total = self.sums[(many or known)[0]]
+            blinded[columns] = total / count
         return blinded
 
     def _groups(self, row: Row) -> Iterator[tuple[list[int], list[Any]]]:

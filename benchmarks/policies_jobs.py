@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from policies_arms import PLANS, Blinded, Episode, KeepsAll, Means, Recorder, replays
+from policies_arms import PLANS, Blinded, KeepsAll, Means, Recorder, replays
 from policies_tasks import TASKS
 from rich.console import Console
 
