@@ -16,7 +16,7 @@ from gymnasium.utils.env_checker import check_env
 
 import esper
 from esper.leyline.errors import DataError, EpisodeOverError, SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
+from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction
 from esper.leyline.legality import is_legal
 from esper.runtime.tasks.builtin import BUILT_IN
 from esper.runtime.tasks.gymnasium_ids import BUILT_IN_NAMES
@@ -287,36 +287,43 @@ def test_what_is_impossible_as_a_whole_counts_as_waiting_and_is_an_event(twins):
     assert kinds(waited[-1]["events"], ActionRefused) == []
 
 
-def test_the_flat_mask_allows_a_choice_if_and_only_if_some_legal_action_makes_it(twins):
+def legal_actions(env):
+    """Every action that may be done now, but for waiting; heads that its op does not use are 0."""
+    view = env.hosts.population.views()[0]
+    legal = set()
+    for choice in product(*(range(size) for size in env.action_space.nvec.tolist())):
+        op, slot, blueprint, blend = choice
+        action = FactoredAction.from_indices(slot, blueprint, blend, op, space=env.hosts.space)
+        if op != OP_WAIT and is_legal(action, view):
+            legal.add(choice if op == OP_GERMINATE else (op, slot, 0, 0))
+    return legal
+
+
+@pytest.mark.parametrize("max_seeds", [None, 1])
+def test_the_flat_mask_opens_a_choice_if_and_only_if_a_legal_action_that_uses_it_makes_it(
+    max_seeds, twins
+):
     """Heads of other people's agents do not depend on each other, so no more can be said than head
     by head.
     """
-    env = single(twins)
+    env = single(twins, replace(POINTS, max_seeds=max_seeds))
     env.reset(seed=0)
-    sizes = env.action_space.nvec.tolist()
+    nothing_legal = 0
+    ends = np.cumsum(env.action_space.nvec)[:-1]
     for step in range(POINTS.epochs - 1):
-        view = env.hosts.population.views()[0]
-        possible = [WAIT]
-        for op, slot, blueprint, blend in product(*(range(size) for size in sizes)):
-            action = FactoredAction.from_indices(
-                op_idx=op,
-                slot_idx=slot,
-                blueprint_idx=blueprint,
-                blend_idx=blend,
-                space=env.hosts.space,
-            )
-            if op != 0 and is_legal(action, view):
-                possible.append(
-                    (op, slot, blueprint, blend) if op == OP_GERMINATE else (op, slot, 0, 0)
-                )
-        allowed = np.split(env.action_masks(), np.cumsum(sizes)[:-1])
-        for head in (0, 1):
-            assert set(np.flatnonzero(allowed[head])) == {action[head] for action in possible}
-        assert {action[2] for action in possible if action[0] == OP_GERMINATE} <= set(
-            np.flatnonzero(allowed[2])
+        ops, slots, blueprints, blends = (
+            set(np.flatnonzero(head).tolist()) for head in np.split(env.action_masks(), ends)
         )
-        assert {0} <= set(np.flatnonzero(allowed[3])) <= {action[3] for action in possible}
+        legal = legal_actions(env)
+        planted = {action for action in legal if action[0] == OP_GERMINATE}
+        assert ops == {OP_WAIT} | {op for op, *_ in legal}
+        assert slots == ({slot for _, slot, *_ in legal} or {0})
+        assert blueprints == ({blueprint for _, _, blueprint, _ in planted} or {0})
+        nothing_legal += not legal
+        assert blends
+        assert blends <= ({blend for *_, blend in planted} or {0})
         env.step(BUSY.get(step, WAIT))
+    assert bool(nothing_legal) is (max_seeds == 1)  # the fossil is the one seed there may be
 
 
 def test_closing_twice_is_closing(twins):

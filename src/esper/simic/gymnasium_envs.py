@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.errors import EpisodeOverError, SettingError
+from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.tasks.registry import get_task
 from esper.runtime.tasks.task import Task
 from esper.simic.environment import GrowthVectorEnv, Info, draw_host_seeds
@@ -118,7 +119,7 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
         """Carry an action out and train one epoch."""
         self._require_episode()
         choice = np.asarray(action)
-        if choice.dtype.kind not in "iu" or not self.action_space.contains(choice):
+        if not self.action_space.contains(choice):
             raise SettingError(
                 f"action {action!r} is not in {self.action_space}: give whole numbers for op, "
                 f"slot, blueprint and blend."
@@ -147,12 +148,15 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
     def action_masks(self) -> NDArray[np.bool_]:
         """One flat mask, for agents whose heads do not depend on each other (MaskablePPO).
 
-        A choice is open if some legal action makes it; which slot and blueprint go with which op
-        it cannot say, so an action made of open choices may still be impossible as a whole.
+        A slot is open if some op can be done there, a blueprint if it can be planted somewhere;
+        where there is nothing of that kind, index 0 is open. Which go together it cannot say, so
+        an action made of open choices may still be impossible as a whole.
         """
         masks = self._require_episode()
-        slots = masks["slot"][masks["op"]].any(0)
-        blueprints = masks["blueprint"][slots].any(0)
+        uses_slot = masks["op"].copy()
+        uses_slot[OP_WAIT] = not uses_slot[OP_WAIT + 1 :].any()
+        slots = masks["slot"][uses_slot].any(0)
+        blueprints = masks["blueprint"][masks["slot"][OP_GERMINATE]].any(0)
         return np.concatenate([masks["op"], slots, blueprints, masks["blend"]])
 
     def close(self) -> None:
