@@ -230,9 +230,9 @@ def test_one_host_is_the_vector_environments_host(twins):
         assert not truncated
         for head, mask in expected.info["action_mask"].items():
             assert np.array_equal(info["action_mask"][head], mask[0])
-        for name in ("reports", "ledger", "events"):
+        for name in ("reports", "ledger", "events", "reward_parts"):
             assert info[name] == expected.info[name][0]
-        assert info["reward_parts"] == expected.info.get("reward_parts", [{}])[0]
+    assert steps[0][-1]["reward_parts"] == {}
 
 
 def test_a_seed_repeats_episodes_and_decides_whose_turn_it_is(twins):

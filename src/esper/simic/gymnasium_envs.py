@@ -112,7 +112,6 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
         """Begin an episode, with the host whose turn it is; `seed` begins their order again."""
         super().reset(seed=seed)
         obs, info = self.hosts.reset(seed=seed, options=options)
-        info["reward_parts"] = [{}]
         return obs[0], self._see(info)
 
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
@@ -160,5 +159,5 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
         return np.concatenate([masks["op"], slots, blueprints, masks["blend"]])
 
     def close(self) -> None:
-        """Let go of the host; further calls change nothing."""
+        """Close the environment of the host; a second call changes nothing."""
         self.hosts.close()
