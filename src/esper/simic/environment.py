@@ -222,7 +222,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def reset_wait(self) -> tuple[Any, Info]:
         """Observations and info after the epoch that `reset_async` has begun."""
-        return self._see(self._finish(), {})
+        return self._see(self._finish(), {"reward_parts": [{} for _ in range(self.num_envs)]})
 
     def _begin(self, host: int) -> None:
         """A new episode in place of this host's, with the seed whose turn it is."""
