@@ -38,8 +38,9 @@ BUSY = {
 }
 """Every op in one episode of POINTS: what is decided at which step."""
 PLANT = BUSY[0]
-BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
+BOTH = {**FAMILIES["lead"], **FAMILIES["loss"]}
 """The terms of both families at once, so that one episode says what either pays."""
+EVERY_TERM = {**BOTH, **FAMILIES["contribution"]}
 
 
 class Step(NamedTuple):

@@ -86,6 +86,7 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
         "spans_left_out": len(episode.spans) - len(spans),
         "actions": episode.actions,
         "rollbacks": episode.rollbacks[-MOST_ROWS:],
+        "undecided": episode.undecided[-MOST_ROWS:],
     }
 
 

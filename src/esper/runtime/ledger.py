@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-Phase = Literal["training", "shadow", "validation", "counterfactual", "score", "policy"]
+Phase = Literal["training", "shadow", "validation", "counterfactual", "score", "policy", "closing"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
