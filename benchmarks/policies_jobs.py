@@ -84,9 +84,9 @@ class Lesson:
 
 
 LESSONS = {
-    "digits": Lesson("digits", rounds=400, is_preset=True),
+    "digits": Lesson("digits", rounds=300, is_preset=True),
     # a budget for one seed: what is planted first has to be culled before anything else grows
-    "blobs": Lesson("blobs", rounds=400, changes=(("task.max_seeds", 1),)),
+    "blobs": Lesson("blobs", rounds=300, changes=(("task.max_seeds", 1),)),
     **{name: Lesson(name, rounds=100, arms=("never", *OF_THE_POLICY)) for name in TASKS},
 }
 

@@ -68,7 +68,7 @@ def pairs_task(pairs: int, shuffles: bool) -> Task:
         chance=0.5,
         batch=32,
         epochs=16 if pairs == 3 else 24,
-        epoch_examples=640,
+        epoch_examples=640 if pairs == 3 else 320,
         slots=tuple(f"branches.{number}" for number in range(pairs)),
         blueprints=("mlp",),
         budget=100.0,

@@ -82,24 +82,26 @@ def play(kind, policy_file: Path, folder: Path):
     return ops, env.accuracy
 
 
-def names_of(ops):
-    return [(op, blueprint) for op, _, blueprint in ops]
+def is_mlp_grown(ops) -> bool:
+    """Whether nothing but mlps was planted and one of them was fossilized at the end.
+
+    The governor may have taken one away, and the policy may move it to the other slot.
+    """
+    planted = {blueprint for op, _, blueprint in ops if op == "GERMINATE"}
+    kept = [op for op, _, _ in ops if op == "FOSSILIZE"]
+    return planted == {"mlp"} and len(kept) == 1 and ops[-1][0] == "FOSSILIZE"
 
 
 def test_the_policy_plants_mlp_and_fossilizes_it(policy_file, tmp_path):
     ops, accuracy = play(GrowthVectorEnv, policy_file, tmp_path)
-    for of_host in ops:
-        assert names_of(of_host) == [("GERMINATE", "mlp"), ("FOSSILIZE", None)], ops
+    assert all(is_mlp_grown(of_host) for of_host in ops), ops
     assert accuracy.min() > 0.7
 
 
 def test_a_lora_that_the_test_planted_is_culled_first(policy_file, tmp_path):
-    """Nobody says in which slot the mlp has to grow: it may be moved, at the price of a cull."""
     ops, accuracy = play(LoraInAll, policy_file, tmp_path)
-    for of_host in ops:
-        planted, first, *later = of_host
+    for planted, first, *later in ops:
         assert planted[::2] == ("GERMINATE", "lora"), ops
         assert first == ("CULL", planted[1], None), ops
-        assert names_of(later)[-1] == ("FOSSILIZE", None), ops
-        assert {blueprint for op, _, blueprint in later if op == "GERMINATE"} == {"mlp"}, ops
+        assert is_mlp_grown(later), ops
     assert accuracy.min() > 0.7
