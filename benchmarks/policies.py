@@ -3,12 +3,8 @@
     F="python benchmarks/policies.py --keep runs/policies --workers 16 --minutes 8"
     $F teach                    # again until it says that nothing is left
     $F judge
-    credit="--lessons pairs_3 pairs_8 shuffled_3 shuffled_8 --families contribution lead"
-    $F teach $credit
-    $F judge $credit
     $F report --out benchmarks/results/policies.json
-    $F report $credit --out benchmarks/results/policies_credit.json
-    $F show --lessons shuffled_8
+    $F show --lessons shuffled_3
 
 Every job leaves its result in --keep, and what is there is not made again. A policy is taught in a
 run folder of `esper ppo`, which is resumed; with `--minutes` it stops in time. `teach` and `judge`
@@ -83,8 +79,8 @@ def read_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stage", choices=("teach", "judge", "report", "show"))
-    parser.add_argument("--lessons", nargs="+", choices=LESSONS, default=["digits", "blobs"])
-    parser.add_argument("--families", nargs="+", default=["contribution"])
+    parser.add_argument("--lessons", nargs="+", choices=LESSONS, default=list(LESSONS))
+    parser.add_argument("--families", nargs="+", help="of rewards, instead of the lesson's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the training")
     parser.add_argument("--arms", nargs="+", help="only these arms")
     parser.add_argument("--hosts", type=int, default=len(JUDGING), help="judging seeds to play")
@@ -98,12 +94,12 @@ def read_options() -> argparse.Namespace:
 
 
 def pupils_of(options: argparse.Namespace) -> list[Pupil]:
-    """The policies that are asked for, seed by seed, so that a first one of all is there early."""
+    """The policies that are asked for; those that take longest come first."""
     return [
         Pupil(lesson, family, seed)
-        for seed in options.seeds
         for lesson in options.lessons
-        for family in options.families
+        for seed in options.seeds
+        for family in options.families or LESSONS[lesson].families
     ]
 
 

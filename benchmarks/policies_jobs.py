@@ -59,13 +59,14 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Lesson:
-    """What is taught: a task, for so many rounds, and the arms that it is judged against."""
+    """What is taught: a task, for so many rounds, by which rewards, and what it is judged against."""
 
     start: str
     rounds: int
+    families: tuple[str, ...] = ("contribution",)
+    arms: tuple[str, ...] = (*RULES, *OF_THE_POLICY)
     is_preset: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
-    arms: tuple[str, ...] = (*RULES, *OF_THE_POLICY)
 
     def config(self, family: str, seed: int, out: Path) -> TrainingConfig:
         """The whole training run."""
@@ -83,11 +84,23 @@ class Lesson:
         return self.config("loss", 0, Path("runs")).task.build()
 
 
+def pairs_lesson(task: Task) -> Lesson:
+    """About five minutes; where the useful slots differ, it matters what a policy measures."""
+    assert task.slots is not None
+    is_shuffled = task.name.startswith("shuffled")
+    return Lesson(
+        task.name,
+        rounds=100 if len(task.slots) < 8 else 60,
+        families=("contribution", "lead"),
+        arms=("never", *(OF_THE_POLICY if is_shuffled else ("taught", "drawn"))),
+    )
+
+
 LESSONS = {
     "digits": Lesson("digits", rounds=300, is_preset=True),
     # a budget for one seed: what is planted first has to be culled before anything else grows
     "blobs": Lesson("blobs", rounds=300, changes=(("task.max_seeds", 1),)),
-    **{name: Lesson(name, rounds=100, arms=("never", *OF_THE_POLICY)) for name in TASKS},
+    **{name: pairs_lesson(task) for name, task in TASKS.items()},
 }
 
 
