@@ -6,9 +6,9 @@
 Each version has a process of its own and all share one core. They take turns, episode by episode,
 and play a fixed script of ops; a network policy is asked for every decision and its answer is left
 aside. So every version trains the same networks, which `same_losses` confirms. An episode's last
-step is timed apart, since what is measured once more at the end falls into it. The script
-`waiting` leaves two seeds on probation to the end: what measuring them every epoch costs is in the
-ledger's phases beside those of the script `deciding`.
+step is timed apart, since what is measured once more at the end falls into it: the ledger's phase
+`closing`, in versions that have it. The script `waiting` leaves two seeds on probation to the end:
+measuring them every epoch is the phase `counterfactual`, beside that of the script `deciding`.
 """
 
 import argparse

@@ -97,7 +97,7 @@ def take_decision(browser: Browser, run: Path) -> None:
         page.wait_for_timeout(300)
         part = page.locator(".growth-part").first
         part.locator("summary").click()
-        part.locator(".seed:has(.mark.culled)").first.hover()
+        part.locator(".seed:has(.mark.culled)").last.hover()
         part.screenshot(path=PICTURES / "report_decides.png")
 
 
