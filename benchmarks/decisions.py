@@ -9,6 +9,8 @@ aside. So every version trains the same networks, which `same_losses` confirms. 
 step is timed apart, since what is measured once more at the end falls into it: the ledger's phase
 `closing`, in versions that have it. The script `waiting` leaves two seeds on probation to the end:
 measuring them every epoch is the phase `counterfactual`, beside that of the script `deciding`.
+Seconds are CPU seconds of the process, so that other work on the machine counts little; those of
+the ledger's phases are the wall clock's.
 """
 
 import argparse
@@ -64,7 +66,7 @@ class Player:
         self.policy = NetworkPolicy(Layout.of(self.env.space, True, 64, 32).build())
 
     def play(self, script: str) -> dict[str, Any]:
-        """One episode of every host: seconds of its steps, and the losses and costs it came to."""
+        """One episode of every host: CPU seconds of its steps, its losses and its costs."""
         env = self.env
         obs, info = env.reset(seed=0, options={"episodes": 0})
         memory = None
@@ -72,10 +74,10 @@ class Player:
         losses = []
         for number in range(env.task.epochs - 1):
             choice = self._choice(SCRIPTS[script].get(number))
-            started = time.perf_counter()
+            started = time.process_time()
             _, memory = self.policy.decide(obs, info["action_mask"], info["reports"], memory)
             obs, _, _, _, info = env.step([choice] * env.num_envs)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
             losses.append(env.loss.tolist())
         phases = env.population.runs[0].ledger.phases
         return {
@@ -164,7 +166,7 @@ def describe(version: Version, first: Version, script: str, hosts: int) -> dict[
         "mflops_per_decision": {
             name: flops / decisions / 1e6 for name, flops in episodes[0]["flops"].items() if flops
         },
-        "ms_per_decision": {
+        "wall_ms_per_decision": {
             name: 1e3 * statistics.median(e["phase_seconds"][name] for e in episodes) / decisions
             for name, spent in episodes[0]["phase_seconds"].items()
             if spent
