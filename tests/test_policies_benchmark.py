@@ -107,6 +107,20 @@ def test_a_replay_waits_until_its_op_is_possible_and_keeps_the_order_of_a_slot(b
     assert done == [PLANT, WAIT, KEEP, WAIT]
 
 
+def test_a_replay_does_nothing_before_its_time(bench):
+    replays = bench.policies_arms.Replays(((1, PLANT),))
+    empty = compute_action_masks({"r0c0": None, "r0c1": None}, 0, None)
+    assert replays.choose(empty, None, {"epoch": 0}, None)[0] == WAIT
+    assert replays.choose(empty, None, {"epoch": 1}, None)[0] == PLANT
+
+
+def test_a_replay_does_not_cull_what_it_has_to_keep_first(bench):
+    replays = bench.policies_arms.Replays(((0, KEEP), (0, CULL)))
+    young = compute_action_masks({"r0c0": MaskSeedInfo(SeedStage.BLENDING, 1)}, 1, None)
+    assert young["op"][OP_CULL]
+    assert replays.choose(young, None, {"epoch": 0}, None)[0] == WAIT
+
+
 # -- blinded ---------------------------------------------------------------------------------------
 
 
@@ -231,17 +245,30 @@ def test_keeps_and_culls_are_counted_against_the_evidence_of_their_epoch(bench):
         took("CULL", "r0c1", 3),
         measured("r0c0", 6, "PROBATIONARY", -0.3, 0.1),
         took("CULL", "r0c0", 6),
-        measured("r0c1", 7, "BLENDING", None, None),
+        measured("r0c1", 7, "BLENDING", 0.2, 0.1),
         took("CULL", "r0c1", 7),
+        measured("r0c1", 9, "PROBATIONARY", -0.05, 0.1),
+        took("CULL", "r0c1", 9),
     ]
     decided = bench.policies_jobs.decisions_of(events)
-    assert [choice["contribution"] for choice in decided] == [0.5, 0.05, -0.3, None]
-    row = {"decided": decided, "germinated": 5, "fossilized": 1, "culled": 3}
+    assert [choice["contribution"] for choice in decided] == [0.5, 0.05, -0.3, None, -0.05]
+    row = {"decided": decided, "germinated": 6, "fossilized": 1, "culled": 4}
     found = bench.policies_report.describe_evidence([row])
     one = {"times": 1, "measured": 1, "in_line": 1, "clear": 1, "clear_in_line": 1}
     assert found["FOSSILIZE"] == one
-    assert found["CULL"] == {**one, "times": 3, "measured": 2}
+    assert found["CULL"] == {**one, "times": 4, "measured": 3, "in_line": 2}
     assert found["left_undecided"] == 1
+
+
+def test_arms_are_compared_host_by_host(bench):
+    report = bench.policies_report
+    costs = dict.fromkeys(report.COSTS, 1)
+    arms = {}
+    for arm, scores in (("never", (0.1, 0.2)), ("taught", (0.4, 0.3))):
+        arms[arm] = [{**dict.fromkeys(report.SCORES, score), **costs} for score in scores]
+    described = report.describe_arms(arms)
+    assert described["never"]["taught minus"]["test_accuracy"]["mean"] == pytest.approx(0.2)
+    assert described["taught"]["minus never"]["test_accuracy"]["mean"] == pytest.approx(0.2)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
