@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from cases import is_legal
 from esper.leyline.factored_actions import OP_GERMINATE, FactoredAction
-from esper.leyline.legality import is_legal
 from simic.growths import (
     BUSY,
     POINTS,
