@@ -1,4 +1,4 @@
-"""Faults of what a policy is shown, which hosts learn, and what is recorded of a decision."""
+"""Faults of what a policy is shown, which hosts learn, and what is kept of a decision."""
 
 from planted_faults import Fault
 
@@ -75,5 +75,26 @@ FAULTS = [
         old="masks['blueprint'][slot]",
         new="masks['blueprint'][0]",
         test="simic/test_masked_flags.py::test_a_mask_that_leaves_one_choice_is_flagged_on_its_head_alone",
+    ),
+    Fault(
+        phrase="a rollout keeps the graph of its values",
+        place="simic/ppo/rollout.py::Rollout.add_decision",
+        old="values.detach()",
+        new="values",
+        test="simic/ppo/test_rollout.py::test_what_is_stored_is_detached_from_the_policy",
+    ),
+    Fault(
+        phrase="learning costs nothing",
+        place="simic/costs.py::learning_ledger",
+        old="record.judged",
+        new="0",
+        test="simic/test_costs.py::test_learning_is_booked_after_every_round",
+    ),
+    Fault(
+        phrase="twins that are read back are free",
+        place="simic/environment.py::GrowthVectorEnv.__init__",
+        old="add_up(twin.ledger for twin in twins.values())",
+        new="add_up([])",
+        test="simic/test_costs.py::test_twins_are_booked_once_before_the_first_round_with_what_they_cost",
     ),
 ]
