@@ -215,6 +215,29 @@ class Episodes:
             share=progress,
         )
 
+    def measure_remains(self, host: int) -> list[events.RemainsMeasured]:
+        """Measure what the end of an episode leaves of a host: nothing where it did not grow."""
+        remains = self.population.measure_remains(host)
+        if remains is None:
+            return []
+        contributions: dict[str, float] = {}
+        for position, gain in remains.contributions.items():
+            if gain is not None:
+                before = contributions.get(position.slot_id, 0.0)
+                contributions[position.slot_id] = before + gain.mean
+        number, epoch = self._numbers(host)
+        return [
+            events.RemainsMeasured(
+                host=number,
+                epoch=epoch,
+                held_out_loss=finite(remains.loss),
+                held_out_accuracy=finite(remains.accuracy),
+                left_out=list(remains.left_out),
+                contributions=contributions,
+                flops=self.population.runs[host].ledger.flops,
+            )
+        ]
+
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
         self.views = self.population.views()

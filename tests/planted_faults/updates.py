@@ -4,6 +4,27 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        phrase="rewards: slots that lean on each other are paid more than the lead",
+        place="simic/rewards.py::share_out",
+        old="min(1.0, max(0.0, lead) / claimed) if claimed else 0.0",
+        new="1.0",
+        test="simic/test_rewards.py::test_slots_are_never_paid_more_than_the_lead_and_a_network_behind_pays_for_all_of_it",
+    ),
+    Fault(
+        phrase="rewards: undecided seeds count at the end of an episode",
+        place="simic/environment.py::GrowthVectorEnv._finish",
+        old="self._is_last(host) and not self._is_lost(host)",
+        new="False",
+        test="simic/test_contributions.py::test_keeping_pays_what_is_kept_and_waiting_pays_nothing",
+    ),
+    Fault(
+        phrase="rewards: what is removed is still paid for",
+        place="simic/contributions.py::ContributionBook._by_slot",
+        old="sum(self._readings.get(module, 0.0) for module in modules)",
+        new="sum(self._readings.values())",
+        test="simic/test_contributions.py::test_a_rollback_takes_the_readings_of_seeds_and_leaves_the_lead",
+    ),
+    Fault(
         phrase="28: a termination bootstraps",
         place="simic/ppo/rollout.py::gae",
         old="torch.where(terminated, 0.0, after_values)",

@@ -189,6 +189,8 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
         if seed.removed is not None:
             end += f", removed at {seed.removed}"
         return name, shown, blueprint, "", "", end, "", fossils
+    if slot in episode.undecided:
+        return name, shown, blueprint, "", "", "undecided at the end, left out", "", fossils
     gain = format_gain(seed.contribution, seed.standard_error)
     return (
         name,

@@ -95,6 +95,7 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
         "actions": episode.actions,
         "last_action": episode.last_action or None,
         "rollbacks": episode.rollbacks[-MOST_ROWS:],
+        "undecided": episode.undecided[-MOST_ROWS:],
     }
 
 

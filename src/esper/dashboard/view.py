@@ -86,6 +86,7 @@ class Episode:
     # of the newest action: epoch, op, slot, module, blueprint, blend, refused; WAIT is none
     last_action: dict[str, Any] = field(default_factory=dict)
     rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
+    undecided: list[str] = field(default_factory=list)  # slots whose seed was left out at the end
     # slot -> verdicts before a seed germinated in it
     unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -402,6 +403,11 @@ def _rollback(view: RunView, episode: Episode, record: Record, epoch: int) -> No
     episode.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
 
 
+def _remains(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    """Note what the end of an episode left out."""
+    episode.undecided = [str(slot_id) for slot_id in record["left_out"]]
+
+
 def _report(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     view.worth.append(dict(record))
 
@@ -479,6 +485,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "FossilJudged": _fossil,
     "GrowthReported": _report,
     "HostRolledBack": _rollback,
+    "RemainsMeasured": _remains,
 }
 """Kind of record -> what it changes in the view, in its host's episode, at its epoch."""
 

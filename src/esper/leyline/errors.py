@@ -161,6 +161,13 @@ class RepeatedBlendError(IllegalActionError):
     """
 
 
+class EpisodeOverError(EsperError, RuntimeError):
+    """Raised when an environment is asked for a step outside of an episode.
+
+    Call `reset` first: it begins the next one.
+    """
+
+
 class HostError(EsperError, ValueError):
     """Raised when a host lacks a named sub-module, or has features that no seed can read.
 

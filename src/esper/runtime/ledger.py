@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-Phase = Literal["training", "shadow", "validation", "counterfactual", "score", "policy", "learning"]
+Phase = Literal[
+    "training", "shadow", "validation", "counterfactual", "score", "policy", "closing", "learning"
+]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 

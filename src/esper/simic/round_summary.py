@@ -46,7 +46,7 @@ class RoundTally:
         self.number = number
         self.sink = sink
         self.returns = np.zeros(env.num_envs)
-        self.parts = dict.fromkeys(env.weights, 0.0)
+        self.parts: dict[str, float] = {}
         self.ops = np.zeros(len(OP_NAMES), int)
         self.stages: dict[str, int] = {}
         self.refused = 0
@@ -77,7 +77,7 @@ class RoundTally:
             parts = info["reward_parts"][row]
             self.returns[host] += rewards[row]
             for name, value in parts.items():
-                self.parts[name] += value
+                self.parts[name] = self.parts.get(name, 0.0) + value
             self.ops[actions[row, 0]] += 1
             success = not any(isinstance(event, events.ActionRefused) for event in happened)
             self.refused += not success

@@ -153,6 +153,7 @@ def build_environment(
             host_seeds=seeds,
             folder=folder,
             weights=weights_of(config.family, config.reward.weights),
+            gamma=config.ppo.gamma,
             use_telemetry=config.observe_telemetry,
             first=hosts.start,
             **way_to_run,

@@ -72,15 +72,6 @@ class Twin:
     """what its episode cost when it was computed; reading it back costs nothing"""
 
 
-def twin_readings(
-    task: Task, seeds: Sequence[int], folder: Path, **population: Any
-) -> dict[int, list[EpochReading]]:
-    """The readings of `raise_twins`, by random seed."""
-    twins = raise_twins(task, seeds, folder, **population)
-    assert twins is not None  # no should_stop was given that could end it
-    return {seed: twin.readings for seed, twin in twins.items()}
-
-
 def raise_twins(
     task: Task,
     seeds: Sequence[int],

@@ -168,6 +168,29 @@ class FossilJudged(SlotEvent):
         return f"epoch {self.epoch}: fossil {self.site} {self.blueprint} {fate}, {gain}"
 
 
+class RemainsMeasured(HostEvent):
+    """What the end of an episode leaves: the network without its undecided seeds.
+
+    `contributions` are by slot: what its fossils save of the held-out loss, added up. `flops` are
+    those of the whole episode, this measurement included.
+    """
+
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    left_out: list[str]
+    contributions: dict[str, float]
+    flops: int
+
+    def __str__(self) -> str:
+        left_out = ", ".join(self.left_out)
+        shown = f"without the undecided {left_out}" if left_out else "nothing was undecided"
+        if self.held_out_loss is not None:
+            shown += f", held-out loss {self.held_out_loss:.4f}"
+        if self.held_out_accuracy is not None:
+            shown += f", accuracy {self.held_out_accuracy:.2%}"
+        return f"epoch {self.epoch}: host {self.host} ends: {shown}"
+
+
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 
@@ -307,9 +330,7 @@ class CostsBooked(Event):
     seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
 
     def __str__(self) -> str:
-        flops = sum(self.flops.values())
-        seconds = sum(self.seconds.values())
-        return f"round {self.round}: {self.what} cost {flops:.3g} FLOPs and {seconds:.1f} s"
+        return f"round {self.round}: {self.what} cost {sum(self.flops.values()):.3g} FLOPs"
 
 
 class RoundBegan(Event):

@@ -20,8 +20,9 @@ from esper.runtime.tasks.data import load_python_text
 from esper.runtime.tasks.datasets import stack_examples, task_from_datasets
 from esper.runtime.tasks.registry import TASKS, get_task, register_task
 from esper.runtime.tasks.task import FIELDS, cross_entropy_scores, training_fields
-from esper.simic.twins import fingerprint, twin_readings
+from esper.simic.twins import fingerprint
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
+from simic.growths import twin_readings
 
 # -- registry --------------------------------------------------------------------------------------
 
