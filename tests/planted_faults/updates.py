@@ -62,7 +62,7 @@ FAULTS = [
     Fault(
         phrase="29: a rollout that breaks off is worth nothing",
         place="simic/ppo/rollout.py::Rollout.finish",
-        old="values[None]",
+        old="values.detach()[None]",
         new="torch.zeros_like(values)[None]",
         test="simic/test_playing.py::test_an_episode_that_goes_on_is_worth_what_the_next_observation_is_worth",
     ),
