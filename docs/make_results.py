@@ -76,7 +76,8 @@ side by side, divided by their number: on a GPU arms share a population, so thei
 CIFAR-10 here means its images after JPEG compression. The governor rolls a host back to its last good epoch when its
 loss explodes. In the sections up to "Does the choice of place and kind matter?" heuristic and greedy are the rules of
 an earlier version: the largest blueprint, in the heuristic's case later slots first, and seeds kept by early evidence.
-The rule greedy is gone since: it was level with the heuristic in every question here.
+The rule greedy is gone since: it was level with the heuristic in every question here. In the other sections heuristic
+is the rule of 0.2.0, `heuristic:held_out_part=0` today: since 0.3.0 the default rule waits where data are missing.
 Where a remark says that steps could differ by one example, an epoch's minibatches differed in size by
 one image; they no longer do, and arms that were measured later are from after that change.
 """

@@ -20,7 +20,11 @@ def main(epochs: int, folder: Path) -> None:
     y = (x.prod(1) > 0).long()
     accelerator = Accelerator(cpu=True)
     garden = esper.grow(
-        nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), slots=["0"], example=x[:8], budget=20.0
+        nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)),
+        slots=["0"],
+        example=x[:8],
+        budget=20.0,
+        settings=esper.GrowthSettings(epochs=epochs),  # the last epoch judges what has grown
     )
     ema = garden.ema(0.99)
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-2)
@@ -36,11 +40,14 @@ def main(epochs: int, folder: Path) -> None:
         accelerator.load_state(str(saved[-1]))
     for _ in range(garden.epoch, epochs):
         model.train()
+        losses = []
         for points, labels in loader:
             optimizer.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(points), labels))
+            loss = nn.functional.cross_entropy(model(points), labels)
+            accelerator.backward(loss)
             optimizer.step()
-        for event in garden.step(evaluate):
+            losses.append(loss.detach())
+        for event in garden.step(evaluate, train_loss=torch.stack(losses).mean()):
             accelerator.print(event)
         accelerator.save_state(str(folder / str(garden.epoch)))
     with ema.applied():

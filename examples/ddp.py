@@ -23,7 +23,8 @@ def main(epochs: int, weights: str | None) -> None:
     y = (x.prod(1) > 0).long()
     model = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2))
 
-    garden = esper.grow(model, slots=["0"], example=x[:8], budget=20.0)
+    settings = esper.GrowthSettings(epochs=epochs)  # the last epoch judges what has grown
+    garden = esper.grow(model, slots=["0"], example=x[:8], budget=20.0, settings=settings)
     optimizer = torch.optim.AdamW(garden.parameters(), lr=1e-2)
     garden.attach(optimizer)
     wrapped = DistributedDataParallel(garden.model) if size > 1 else garden.model

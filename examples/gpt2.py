@@ -31,7 +31,11 @@ def main(epochs: int, steps: int, context: int = 64) -> None:
     model = GPT2LMHeadModel(config)
 
     garden = esper.grow(
-        model, slots="transformer.h.*", example={"input_ids": held_out[:2]}, budget=1.8
+        model,
+        slots="transformer.h.*",
+        example={"input_ids": held_out[:2]},
+        budget=1.8,
+        settings=esper.GrowthSettings(epochs=epochs),  # the last epoch judges what has grown
     )
     optimizer = torch.optim.AdamW(garden.parameters(), lr=2e-3)
     garden.attach(optimizer)

@@ -31,7 +31,8 @@ def main(epochs: int, resume: str | None, folder: str = "runs/lightning") -> Non
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(target)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    garden = esper.grow(net, slots="1", example=images[:4], budget=2.0)
+    settings = esper.GrowthSettings(epochs=epochs)  # the last epoch judges what has grown
+    garden = esper.grow(net, slots="1", example=images[:4], budget=2.0, settings=settings)
     ema = garden.ema(0.99)
 
     def evaluate():

@@ -163,6 +163,7 @@ def grow_cnn(
     scale=0.0,
     host=None,
     keeps=True,
+    epochs=None,
     **options,
 ):
     """A garden around the CNN with a slot on each layer, its optimiser attached."""
@@ -172,7 +173,9 @@ def grow_cnn(
     garden = esper.grow(
         host or CNN(),
         example=random_images(2),
-        settings=GrowthSettings(lengths=lengths or StageLengths(), scale_at_birth=scale),
+        settings=GrowthSettings(
+            lengths=lengths or StageLengths(), scale_at_birth=scale, epochs=epochs
+        ),
         **options,
     )
     if attach:

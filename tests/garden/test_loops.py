@@ -234,7 +234,7 @@ def test_a_harvest_without_live_seeds_names_them(tmp_path):
 
 
 def test_a_harvest_of_all_there_is_warns_of_nothing():
-    garden = play(grow_cnn({0: PLANT_FIRST}), 4)
+    garden = play(grow_cnn({0: PLANT_FIRST}, epochs=5), 5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         garden.harvest()

@@ -3,13 +3,15 @@
 by itself when the rate has fallen, or when it is asked for.
 """
 
+import warnings
+
 import pytest
 import torch
 
 import esper
 from esper.leyline.errors import MeasurementError
 from esper.leyline.lifecycle import StageLengths
-from esper.telemetry.events import FossilJudged, HostEpoch
+from esper.telemetry.events import FossilJudged, GrowthHint, HostEpoch
 from user_models import CNN, PLANT_FIRST, grow_cnn, losses_of, random_images, script, train_epoch
 
 IMAGES = random_images(32)
@@ -119,6 +121,67 @@ def test_with_constant_rates_it_happens_when_asked_for():
     assert garden.history[-2:] == events
     assert garden.model.total_params == garden.model.host_params
     assert garden.prune(judging(garden, -1.0)) == []
+
+
+@pytest.mark.parametrize(("worth", "left"), [(1.0, 2), (-1.0, 0)])
+def test_at_a_constant_rate_fossils_are_judged_after_the_last_epoch_that_is_known(worth, left):
+    garden = grow(epochs=4)
+    verdicts = loop(garden, [0.1] * 6, worth)
+    assert verdicts == [[], [], [], [worth > 0] * 2, [], []]
+    assert garden.model.fossilized_seeds == left
+    assert garden.is_pruned
+
+
+def test_a_rate_that_fell_before_the_last_epoch_is_the_one_time():
+    assert loop(grow(epochs=4), [0.1, 0.1, 0.001, 0.001], 1.0) == [[], [], [True] * 2, []]
+
+
+def unjudged(garden):
+    """What a harvest says of fossils that were never judged: the hint, and the warning of it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        garden.harvest()
+    hints = [event.text for event in garden.history if isinstance(event, GrowthHint)]
+    assert [str(warning.message) for warning in caught] == hints
+    assert {warning.filename for warning in caught} <= {__file__}
+    return hints
+
+
+def test_a_harvest_of_fossils_that_were_never_judged_warns_and_names_them():
+    garden = grow()
+    loop(garden, [0.1] * 3, 1.0)
+    (hint,) = unjudged(garden)
+    for part in ("r0c0 (layer1)", "r0c1 (layer2)", "garden.prune(evaluate)", "epochs="):
+        assert part in hint
+    garden.prune(judging(garden, 1.0))
+    garden.history = [event for event in garden.history if not isinstance(event, GrowthHint)]
+    assert unjudged(garden) == []
+
+
+def test_a_fossil_that_came_after_the_others_were_judged_is_named_alone():
+    garden = grow_cnn({0: PLANT_FIRST, 3: (1, 1, 2, 0)}, lengths=LENGTHS, lr=0.1)
+    loop(garden, [0.1, 0.1, 0.01, 0.01, 0.01], 1.0)
+    garden.history = [event for event in garden.history if not isinstance(event, GrowthHint)]
+    (hint,) = unjudged(garden)
+    assert "r0c1 (layer2)" in hint
+    assert "r0c0" not in hint
+
+
+@pytest.mark.parametrize("case", ["nothing grew", "judged", "removed", "not wanted"])
+def test_a_harvest_says_nothing_where_nothing_is_left_to_judge(case):
+    if case == "nothing grew":
+        garden = grow_cnn({}, lengths=LENGTHS, lr=0.1)
+    elif case == "not wanted":
+        settings = esper.GrowthSettings(lengths=LENGTHS, prunes=False)
+        garden = esper.grow(
+            CNN(), slots=["layer1"], example=IMAGES[:2], policy="schedule", settings=settings
+        )
+        garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    else:
+        garden = grow(epochs=3)
+    loop(garden, [0.1] * 3, -1.0 if case == "removed" else 1.0)
+    garden.history = [event for event in garden.history if not isinstance(event, GrowthHint)]
+    assert unjudged(garden) == []
 
 
 def test_without_the_setting_nothing_is_judged_by_itself():

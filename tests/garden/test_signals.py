@@ -101,3 +101,18 @@ def test_a_run_gives_every_signal_to_its_policy():
     assert policy.signals[-1].rate < 0.1
     assert policy.signals[1].slope is None
     assert policy.signals[2].error is not None
+
+
+@pytest.mark.parametrize("loss", [0.75, math.nan])
+def test_what_callbacks_reported_is_saved_in_the_middle_of_an_epoch(tmp_path, loss):
+    garden = grow_cnn(policy="never")
+    garden.loss_meter.add(torch.tensor(loss))
+    garden.loss_meter.steps += 1
+    garden.save(tmp_path / "garden")
+    loaded = esper.load(tmp_path / "garden", CNN())
+    for meter in (garden.loss_meter, loaded.loss_meter):
+        meter.add(torch.tensor(0.25))
+        meter.steps += 1
+    assert loaded.loss_meter.take() == pytest.approx((loss + 0.25) / 2, nan_ok=True)
+    assert garden.loss_meter.take() == pytest.approx((loss + 0.25) / 2, nan_ok=True)
+    assert garden.loss_meter.take() is None

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from esper.leyline.errors import SaveError, SettingError
 from esper.leyline.lifecycle import StageLengths
-from esper.telemetry.events import GrowthReported
+from esper.telemetry.events import GrowthReported, HostEpoch
 from garden.test_processes import digest
 from simic.team_workers import assert_ended_well, run_ranks
 from user_models import grow_cnn, losses_of, random_images
@@ -265,3 +265,26 @@ def test_a_strategy_that_shards_is_refused():
     trainer = SimpleNamespace(strategy=lightning.pytorch.strategies.FSDPStrategy(), callbacks=[])
     with pytest.raises(SettingError, match=r"FSDPStrategy .*garden\.harvest"):
         GrowthCallback(garden, lambda: torch.zeros(2)).setup(trainer, Module(garden), "fit")
+
+
+class Noting(lightning.pytorch.callbacks.Callback):
+    """The losses of all batches, by their epoch."""
+
+    def __init__(self):
+        self.losses = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *_):
+        share = float(outputs["loss"]) * trainer.accumulate_grad_batches
+        self.losses.setdefault(trainer.current_epoch, []).append(share)
+
+
+@pytest.mark.parametrize("batches", [1, 2], ids=["plain", "accumulated"])
+def test_the_garden_is_given_the_mean_training_loss_of_each_epoch(tmp_path, batches):
+    noting = Noting()
+    options = {"accumulate_grad_batches": batches, "callbacks": [noting]}
+    garden = fit(tmp_path, make_garden(), epochs=3, **options)
+    measured = [event for event in garden.history if isinstance(event, HostEpoch)]
+    for epoch, event in enumerate(measured):
+        losses = noting.losses[epoch]
+        assert event.train_loss == pytest.approx(sum(losses) / len(losses))
+    assert len(measured) == 3

@@ -14,7 +14,7 @@ import esper
 from esper.integrations import Stepper
 from esper.integrations import transformers as growing
 from esper.leyline.errors import SaveError, SettingError
-from esper.telemetry.events import GrowthReported
+from esper.telemetry.events import GrowthReported, HostEpoch
 from user_models import script
 
 transformers = pytest.importorskip("transformers")
@@ -297,3 +297,38 @@ def test_a_trainer_that_shards_its_model_is_refused_before_it_is_touched(tmp_pat
 def test_steps_between_two_of_the_garden_are_a_whole_number(every):
     with pytest.raises(SettingError, match=rf"every .*whole.* {every}"):
         Stepper(None, None, every)
+
+
+# -- training losses -------------------------------------------------------------------------------
+
+
+class Logged(transformers.TrainerCallback):
+    """The losses that the Trainer logs itself, with the optimiser's step."""
+
+    def __init__(self):
+        self.losses = {}
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "loss" in logs:
+            self.losses[state.global_step] = float(logs["loss"])
+
+
+@pytest.mark.parametrize("batches", [1, 2], ids=["plain", "accumulated"])
+def test_the_garden_is_given_the_mean_training_loss_of_each_epoch(tmp_path, batches):
+    logged = Logged()
+    trainer, garden = make_trainer(
+        tmp_path,
+        epochs=3,
+        callbacks=[logged],
+        logging_strategy="steps",
+        logging_steps=1,
+        save_strategy="no",
+        gradient_accumulation_steps=batches,
+    )
+    trainer.train()
+    measured = [event for event in garden.history if isinstance(event, HostEpoch)]
+    steps = trainer.state.global_step // 3
+    for epoch, event in enumerate(measured):
+        of_epoch = [logged.losses[epoch * steps + step] for step in range(1, steps + 1)]
+        assert event.train_loss == pytest.approx(sum(of_epoch) / steps, abs=1e-4)
+    assert len(measured) == 3

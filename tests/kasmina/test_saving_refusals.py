@@ -197,6 +197,7 @@ FORGED = {
     "higher_is_better": ["no"],
     "ledger": [{"phases": 3}],
     "examples": [[1], {"training": "x"}],
+    "loss_meter": [[1], {"total": "x", "steps": 0}, {"total": 0.5, "steps": -1}],
     "decay": ["x", 5.0],
     "run": [7],
     "history": [{}],

@@ -198,9 +198,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a rising loss is a gain",
-        place="simic/rewards.py::_lead",
-        old="twin_loss - loss",
-        new="loss - twin_loss",
+        place="simic/rewards.py::loss_beyond_twin",
+        old="facts.twin_loss - facts.loss",
+        new="facts.loss - facts.twin_loss",
         test="simic/test_rewards.py::test_getting_ahead_of_the_twin_is_never_punished_and_falling_behind_never_rewarded",
     ),
     Fault(

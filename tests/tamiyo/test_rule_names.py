@@ -55,7 +55,7 @@ def test_settings_in_a_name_reach_the_rule(name, rule):
 
 MISTAKES = {
     "heuristik:share=0.5": "policy 'heuristik:share=0.5'",
-    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: copies, planting_part, "
+    "heuristic:shared=0.5": "heuristic 'shared'.*'share'.*: copies, held_out_part, planting_part, "
     "share.*:KEY=VALUE:KEY=VALUE",
     "heuristic:facts=1": "heuristic 'facts'",
     "heuristic:": "heuristic ''",

@@ -339,6 +339,58 @@ def test_in_a_known_episode_only_the_first_part_is_for_planting():
     assert [choice != WAIT for choice in choices] == [True] * 4 + [False] * 6
 
 
+def planted_under(signals, **settings):
+    """Whether the heuristic plants, decision by decision, in a network that never changes."""
+    facts = facts_of()
+    masks = {head: mask[None] for head, mask in masks_for(facts, reports_of()).items()}
+    policy, memory, choices = RulePolicy(Heuristic(facts, **settings)), None, []
+    for of_epoch in signals:
+        actions, memory = policy.decide(None, masks, [reports_of()], memory, [of_epoch])
+        memory = json.loads(json.dumps(memory))
+        choices.append(tuple(actions[0].tolist()) != WAIT)
+    return choices
+
+
+def signals_of(train, held_out):
+    pairs = zip(train, held_out, strict=True)
+    return [Signals(train_loss=t, held_out_loss=h, guessing=math.log(10)) for t, h in pairs]
+
+
+MEMORISING = signals_of([2.2, 1.9, 1.6, 1.3, 1.0, 0.7], [2.3, 2.28, 2.3, 2.2, 2.3, 2.4])
+
+
+def test_the_heuristic_waits_while_data_are_missing_unless_it_is_told_not_to():
+    assert planted_under(MEMORISING) == [False] * 6
+    assert planted_under(MEMORISING, held_out_part=0) == [True] * 6
+
+
+@pytest.mark.parametrize(("part", "first"), [(0.1, 2), (0.4, 3), (0.8, None)])
+def test_the_heuristic_plants_once_the_held_out_loss_has_followed_by_its_part(part, first):
+    signals = signals_of([2.2, 1.9, 1.6, 1.3, 1.0], [2.3, 2.25, 1.95, 1.6, 1.3])
+    planted = planted_under(signals, held_out_part=part)
+    assert planted == [first is not None and epoch >= first for epoch in range(5)]
+
+
+def test_what_was_read_before_counts_though_nothing_could_be_planted_then(facts):
+    full = reports_of(**{slot: {"stage": SeedStage.EMBARGOED} for slot in reports_of()})
+    memory = {"epoch": 0, "host": 0}
+    for signals in MEMORISING[:4]:
+        choice, memory = Heuristic(facts).choose(masks_for(facts, full), full, memory, signals)
+        assert choice == WAIT
+    # this epoch alone would not hold it back
+    alone = Signals(train_loss=1.2, held_out_loss=1.5, guessing=math.log(10))
+    masks = masks_for(facts, reports_of())
+    assert Heuristic(facts).choose(masks, reports_of(), memory, alone)[0] == WAIT
+    fresh = {"epoch": 4, "host": 0}
+    assert Heuristic(facts).choose(masks, reports_of(), fresh, alone)[0] != WAIT
+
+
+@pytest.mark.parametrize("unknown", ["train_loss", "held_out_loss"])
+def test_a_loss_that_is_not_known_holds_nothing_back(unknown):
+    signals = [replace(of_epoch, **{unknown: None}) for of_epoch in MEMORISING]
+    assert planted_under(signals) == [True] * 6
+
+
 # -- no rule ends a seed ---------------------------------------------------------------------------
 
 evidence = st.tuples(st.sampled_from([None, -0.3, 0.0, 0.4]), st.sampled_from([0.0, 0.2]))

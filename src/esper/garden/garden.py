@@ -26,7 +26,7 @@ from esper.garden import hints, keeping, processes
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
-from esper.garden.measuring import Evaluate, Evaluation, read_signals
+from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
 from esper.kasmina.exporting import export_network
@@ -74,7 +74,8 @@ class Garden(PlantingByHand):
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.
         average: what `ema` made, or None.
-        is_pruned: whether fossils were judged by `step`, as the learning rate had fallen.
+        loss_meter: training losses since the last step, where a framework's callback reports them.
+        is_pruned: whether `step` judged fossils: the rate had fallen, or the last epoch came.
         run: name of the run that was last recorded, which its folder has too.
         pending_optimizer: a saved state that waits for `attach`, or None.
 
@@ -138,6 +139,7 @@ class Garden(PlantingByHand):
         self.books = Books(Ledger(peak_params=model.total_params), prices)
         self.pending_optimizer: OptimizerSnapshot | None = None
         self.average: Average | None = None
+        self.loss_meter = LossMeter()
         self.run: str | None = None
         self._recorder: Recorder | None = None
         # on steps of the optimisers, one before and one after for each
@@ -231,7 +233,7 @@ class Garden(PlantingByHand):
         return events
 
     def prune(self, evaluate: Evaluate) -> list[Event]:
-        """Remove fossils that do not pay: now, where no falling rate makes `step` do it."""
+        """Remove fossils that do not pay: now, where `step` does not do it by itself."""
         with self._together():
             base = self._evaluation.losses(evaluate, is_base=True)
             judged, _ = self._prune(evaluate, self.epoch, base.values)
@@ -275,7 +277,7 @@ class Garden(PlantingByHand):
 
         Its cost ends the history.
         """
-        self._hint_of_left_out()
+        self._hint_of_harvest()
         plain = harvest(self.model)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
         self._emit([self.books.close(seed=self.model.settings.seed)])
@@ -286,7 +288,7 @@ class Garden(PlantingByHand):
 
         Of several processes the first one writes.
         """
-        self._hint_of_left_out()
+        self._hint_of_harvest()
         if not processes.is_first():
             return Path(folder)
         return export_network(self.model, Path(folder))
@@ -368,10 +370,11 @@ class Garden(PlantingByHand):
         start = describe_start(self.model, self.policy_name)
         return Recorder(folder, track, run=self.run, start=start, history=self.history)
 
-    def _hint_of_left_out(self) -> None:
-        """Say once that live seeds are not part of what is taken home."""
-        left_out = hints.hint_of_left_out(self.model, self.epoch)
-        self._emit([hint for hint in left_out if hint not in self.history])
+    def _hint_of_harvest(self) -> None:
+        """Say once what is not taken home, and what is taken home without having been judged."""
+        said = hints.hint_of_left_out(self.model, self.epoch)
+        said += hints.hint_of_unjudged(self.model, self.history, self.epoch)
+        self._emit([hint for hint in said if hint not in self.history])
 
     # -- processes, optimisers and compiled copies -------------------------------------------------
 
@@ -431,7 +434,10 @@ class Garden(PlantingByHand):
             self.model.record_counterfactual(seed.slot.slot_id, seed.with_seed, seed.without_seed)
         base, sign = reading.base
         events: list[Event] = []
-        if self.model.settings.prunes and not self.is_pruned and link.has_rate_fallen:
+        settings = self.model.settings
+        is_last = settings.epochs is not None and epoch >= settings.epochs
+        is_time = is_last or link.has_rate_fallen
+        if settings.prunes and not self.is_pruned and is_time:
             judged, base = self._prune(evaluate, epoch, base)
             events += judged
             self.is_pruned = True

@@ -1,18 +1,19 @@
 """Hints where a loop is silently wrong. The garden sees the problem; the sentences are here."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import SHAM
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.pruning import FossilVerdict
 from esper.leyline.rates import LOW_RATE
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.stages import SeedStage
-from esper.telemetry.events import GrowthHint
+from esper.telemetry.events import Event, FossilJudged, GrowthHint, StageChanged
 
 
 def hint_of_low_rate(link: OptimizerLink, epoch: int) -> GrowthHint:
@@ -81,6 +82,32 @@ def hint_of_left_out(model: MorphogeneticModel, epoch: int) -> list[GrowthHint]:
     if not undecided:
         return []
     text = f"the harvest leaves out undecided seeds: {'; '.join(undecided)}."
+    warnings.warn(text, stacklevel=4)
+    return [_hint(epoch, text)]
+
+
+def hint_of_unjudged(
+    model: MorphogeneticModel, history: Sequence[Event], epoch: int
+) -> list[GrowthHint]:
+    """Fossils that were never judged are taken home; this is a warning as well."""
+    if not model.settings.prunes:
+        return []
+    newest: dict[str, str | None] = {}
+    for event in history:
+        if isinstance(event, StageChanged) and event.after == SeedStage.FOSSILIZED.name:
+            newest[event.slot] = event.blueprint
+        elif isinstance(event, FossilJudged):
+            newest.pop(event.slot, None)
+    unjudged: list[str] = []
+    for slot_id, blueprint_id in newest.items():
+        if blueprint_id != SHAM:
+            unjudged.append(f"{blueprint_id} in {slot_id} ({model.slot_config.modules[slot_id]})")
+    if not unjudged:
+        return []
+    text = (
+        f"the harvest takes fossils that were never judged: {', '.join(unjudged)}. Judge them "
+        f"first: garden.prune(evaluate). With GrowthSettings(epochs=...) the last step does it."
+    )
     warnings.warn(text, stacklevel=4)
     return [_hint(epoch, text)]
 

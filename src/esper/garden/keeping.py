@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class SavedMeter:
+    """Types of what `LossMeter.state` returns."""
+
+    total: float | None
+    steps: NonNegativeInt
+
+
+@dataclass
 class Kept:
     """The types of what `describe` returns, by which a save is checked."""
 
@@ -34,6 +42,7 @@ class Kept:
     history: list[dict[str, Any]]
     ledger: Ledger
     examples: dict[Literal["training", "shadow"], NonNegativeInt]
+    loss_meter: SavedMeter
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
     prices: HostFlops | None
 
@@ -62,6 +71,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "history": [to_record(event) for event in garden.history],
         "ledger": asdict(garden.ledger),
         "examples": garden.model.examples,
+        "loss_meter": garden.loss_meter.state(),
         "decay": None if garden.average is None else garden.average.decay,
         "prices": None if prices is None else asdict(prices),
     }
@@ -120,6 +130,7 @@ def take(
     garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
+    garden.loss_meter.load(extra["loss_meter"])
     settle_optimizer(garden)
     if average is not None:
         garden.ema(extra["decay"]).restore(average)

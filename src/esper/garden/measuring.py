@@ -3,10 +3,11 @@
 The values come from the user's `evaluate`, of all processes' examples. Their cost is in `books`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from esper.leyline.errors import MeasurementError
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import Charge, Phase
 from esper.tamiyo.signals import Signals, measure_trend
-from esper.telemetry.events import Event, HostEpoch
+from esper.telemetry.events import Event, HostEpoch, finite
 
 Evaluate = Callable[[], Tensor]
 """Held-out values of the model as it stands, in eval mode: one per example, in a fixed order."""
@@ -143,6 +144,37 @@ class Evaluations:
     def repeat_in_doubt(self, base: Tensor) -> Tensor | None:
         """Losses of the network once more, where those so far may be of other examples."""
         return self.measure().values if looks_unpaired(base, self.values) else None
+
+
+@dataclass
+class LossMeter:
+    """The mean training loss of one process since the garden's last step, as callbacks report it.
+
+    `total` sums the losses of the optimiser's steps; it may be on a device until it is read.
+    """
+
+    total: float | Tensor = 0.0
+    steps: int = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Take in what a batch, or its share of an accumulated step, has lost."""
+        self.total = self.total + loss.detach()
+
+    def take(self) -> float | None:
+        """The mean per step, and begin again; None where no step was reported."""
+        mean = float(self.total) / self.steps if self.steps else None
+        self.total = 0.0
+        self.steps = 0
+        return mean
+
+    def state(self) -> dict[str, float | int | None]:
+        """What has been reported, ready for JSON; a total that is not finite is None there."""
+        return {"total": finite(float(self.total)), "steps": self.steps}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue with what `state` had been told."""
+        self.total = math.nan if state["total"] is None else state["total"]
+        self.steps = state["steps"]
 
 
 def read_signals(history: Sequence[Event], horizon: int | None, link: OptimizerLink) -> Signals:

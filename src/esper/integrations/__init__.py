@@ -49,8 +49,8 @@ class Stepper:
         self.every = every
 
     def step(self) -> None:
-        """Step the garden; of several processes the first one prints."""
-        for event in self.garden.step(self.evaluate):
+        """Step the garden with the epoch's training loss; of several processes the first prints."""
+        for event in self.garden.step(self.evaluate, self.garden.loss_meter.take()):
             if is_first():
                 print(event)
 

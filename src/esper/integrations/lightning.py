@@ -90,13 +90,19 @@ class GrowthCallback(Stepper, Callback):
             link.peak_rate = link.rate
         self.saved = None
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
         """Step where an epoch, or `every` optimiser steps, are over.
 
         That is before validation, so that a checkpoint's score is that of the network in it.
         """
         before = self.done
         self.done = trainer.global_step
+        if pl_module.automatic_optimization and outputs is not None:
+            # a share of its step's loss, where several batches make one step
+            self.garden.loss_meter.add(outputs["loss"])
+            self.garden.loss_meter.steps += self.done - before
         if self.every is None:
             is_due = trainer.is_last_batch
         else:

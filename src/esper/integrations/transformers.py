@@ -2,7 +2,7 @@
 
 A callback alone cannot do it. The Trainer never tells callbacks from which checkpoint it resumes,
 and it reads the optimiser's state, by position, before the first of them is called. So a trainer
-that joins has four methods replaced.
+that joins has five methods replaced.
 """
 
 import inspect
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from esper.garden.garden import Garden
 from esper.garden.measuring import Evaluate
@@ -33,6 +35,7 @@ class GrowthCallback(Stepper, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Step after an epoch's last optimiser step, or after every so many."""
+        self.garden.loss_meter.steps += 1
         if self.every is None:
             is_due = state.epoch % 1 == 0 or state.global_step >= state.max_steps
         else:
@@ -78,6 +81,7 @@ def join(
     trainer.create_optimizer = partial(
         _create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer
     )
+    trainer.training_step = partial(_training_step, garden, trainer.training_step)
     trainer._save = partial(_save, trainer, garden, trainer._save)
     trainer._load_from_checkpoint = lambda checkpoint, model=None: garden.restore(
         Path(checkpoint, GARDEN)
@@ -121,6 +125,15 @@ def _create_optimizer(
     if link is None or link.optimizer is not getattr(optimizer, "optimizer", optimizer):
         garden.attach(optimizer, trainer.lr_scheduler, seed_lr=seed_lr)
     return optimizer
+
+
+def _training_step(
+    garden: Garden, train: Callable[..., Tensor], *arguments: Any, **options: Any
+) -> Tensor:
+    """The Trainer's own, whose loss the garden takes in: callbacks are never told it."""
+    loss = train(*arguments, **options)
+    garden.loss_meter.add(loss)
+    return loss
 
 
 def _save(

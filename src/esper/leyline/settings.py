@@ -31,13 +31,15 @@ class GrowthSettings:
     blends: tuple[str, ...] = BLEND_IDS
     """ways to blend that a policy may choose from"""
     epochs: int | None = None
-    """length of the training, if known: policies then plant nothing too late to pay"""
+    """length of the training, if known: policies then plant nothing too late to pay, and fossils
+    are judged after the last epoch at the latest"""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """module or pattern -> image, sequence or vector"""
     seed: int = 0
     """seeds newborn weights and the shadow pass; the global random state is never used"""
     prunes: bool = True
-    """whether fossils that do not pay are removed once, when the rate is a tenth of its peak"""
+    """whether fossils that do not pay are removed once, when the rate is a tenth of its peak or the
+    last of `epochs` is over"""
     least_gain: float = 0.0
     """a fossil pays if the mean held-out loss is higher by more than this without it"""
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
 Phase = Literal[
-    "training", "shadow", "validation", "counterfactual", "score", "policy", "closing", "learning"
+    "training",
+    "shadow",
+    "validation",
+    "counterfactual",
+    "score",
+    "policy",
+    "learning",
+    "closing",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 

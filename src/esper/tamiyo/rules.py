@@ -16,6 +16,7 @@ from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, 
 from esper.leyline.registry import registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
+from esper.tamiyo.shortage import add_losses, lacks_data
 from esper.tamiyo.signals import Signals
 from esper.telemetry.events import ActionTaken, Event, SeedMeasured, StageChanged
 
@@ -146,6 +147,7 @@ rollback, do not count.
 Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Field(min_length=1)]
 """Slot and blueprint of each planting, as in r0c1.norm."""
 Part = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -359,28 +361,34 @@ def plain_sham(facts: HostFacts) -> Sham:
 
 @dataclass(frozen=True)
 class Heuristic:
-    """Plant what computes most, where least has grown, one seed per decision.
+    """Plant what computes most, where least has grown, one seed per decision, if data suffice.
 
-    Every
-    seed that was measured is kept. Of the seeds that take at most `share` of the room left
-    (if none does: of the smallest alone), those in the slots with the fewest fossils count, and of
-    these the one with the most FLOPs on an example is planted; as a slot's first seed one that
-    mixes positions, if there is one: in a text, attention before an MLP. Ties: more parameters, the
-    later slot, the first listed. A slot with `copies` fossils is not copied again: on the task
-    code, a network that was doubled once, early, did better than one that continued to grow. Where
-    the episode's length is known, only its first part is for planting: a seed needs time and a high
-    learning rate.
+    It waits while data are missing: the training loss falls, and the held-out loss has fallen less
+    than `held_out_part` as far (see `lacks_data`). Every seed that was measured is kept.
+
+    Of the seeds that take at most `share` of the room left (if none does: of the smallest alone),
+    those in the slots with the fewest fossils count, and of these the one with the most FLOPs on an
+    example is planted; as a slot's first seed one that mixes positions, if there is one: in a text,
+    attention before an MLP. Ties: more parameters, the later slot, the first listed. A slot with
+    `copies` fossils is not copied again: on the task code, a network that was doubled once, early,
+    did better than one that continued to grow. Where the episode's length is known, only its first
+    part is for planting: a seed needs time and a high learning rate.
     """
 
     facts: HostFacts
     share: Part = 0.75
     planting_part: Part = 0.4  # part of a known episode in which to plant
     copies: Annotated[int, Field(ge=0)] = 1
+    held_out_part: Share = 0.4  # 0: plants whatever the losses say, as in 0.2.0
 
     def choose(
         self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
     ) -> tuple[Choice, Memory]:
-        """Plant the best of the legal places, while it is early enough."""
+        """Plant the best of the legal places, while it is early enough and data suffice."""
+        losses = add_losses(memory.get("losses", []), signals)
+        memory = {**memory, "losses": losses}
+        if self.held_out_part and lacks_data(losses, signals.guessing, self.held_out_part):
+            return WAIT, memory
         fossils = [reports[slot_id].fossil_count for slot_id in self.facts.space.slots.slot_ids]
         places = [place for place in _legal_places(masks) if self._is_wanted(place, fossils)]
         if not places or self._is_late(memory["epoch"]):

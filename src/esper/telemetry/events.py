@@ -171,8 +171,7 @@ class FossilJudged(SlotEvent):
 class RemainsMeasured(HostEvent):
     """What the end of an episode leaves: the network without its undecided seeds.
 
-    `contributions` are by slot: what its fossils save of the held-out loss, added up. `flops` are
-    those of the whole episode, this measurement included.
+    `contributions`: by slot, what its fossils save of the held-out loss. `flops`: of all phases.
     """
 
     held_out_loss: float | None
