@@ -155,6 +155,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         if self.population.clock is not None:
             self.population.clock.measures_left = True
+        self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
         self.space = self.population.runs[0].model.space
