@@ -109,6 +109,13 @@ FAULTS = [
         test="simic/ppo/test_losses.py::test_the_value_clip_is_in_units_of_the_returns_scale",
     ),
     Fault(
+        phrase="34: the values of a fresh network are random",
+        place="tamiyo/network.py::RecurrentActorCritic._initialise",
+        old="nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)",
+        new="nn.init.orthogonal_(_layers(perceptron).last.weight, 1.0 if perceptron is self.value_head else 0.01)",
+        test="tamiyo/test_network.py::test_a_fresh_policy_values_every_state_alike",
+    ),
+    Fault(
         phrase="34: new statistics of returns move every value",
         place="simic/ppo/agent.py::PPOAgent.update",
         old="self.network.update_return_stats",
