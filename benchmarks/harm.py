@@ -1,6 +1,6 @@
 """Does the default rule harm a host that lacks data? Eighteen digits hosts that differ in data and width.
 
-    python benchmarks/harm.py choose --arms never heuristic:held_out_part=0.3 heuristic
+    python benchmarks/harm.py choose --arms never heuristic:held_out_part=0 heuristic heuristic:held_out_part=0.5
     python benchmarks/harm.py judge --workers 16
     python benchmarks/harm.py judge --table
 

@@ -58,8 +58,8 @@ def test_a_host_that_learns_is_planted_as_before():
 
 
 def test_a_host_that_lacks_capacity_is_planted():
-    (run,) = run_entries(get_task("blobs"), [Entry("heuristic", 3, NOW)])
-    assert 3 <= plantings(run.events)[0] <= 5
+    (run,) = run_entries(get_task("blobs"), [Entry("heuristic", 1, NOW)])
+    assert plantings(run.events)[0] == 2
     assert run.result.test_accuracy > 0.9
 
 
@@ -102,9 +102,9 @@ RANDOM_LABELS = torch.randint(3, (24,), generator=torch.Generator().manual_seed(
 
 def test_a_garden_that_memorises_is_left_alone_if_it_is_told_the_training_loss():
     """At first both losses fall, as the outputs find the labels' shares."""
-    told, silent = (grown(RANDOM_LABELS, 14, is_told=is_told) for is_told in (True, False))
-    assert told == [epoch for epoch in silent if epoch < 9]
-    assert silent[-1] == 13
+    told, silent = (grown(RANDOM_LABELS, 18, is_told=is_told) for is_told in (True, False))
+    assert told == [epoch for epoch in silent if epoch < 12]
+    assert silent[-1] > 15
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -111,7 +111,7 @@ def test_a_bad_option_is_exit_code_two(capsys, arguments):
 def quick_digits(monkeypatch, tmp_path):
     """The digits with a few training steps per epoch, in a folder of the test's own."""
     pytest.importorskip("sklearn")
-    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], epoch_examples=256, held_out=64))
+    monkeypatch.setitem(TASKS, "digits", replace(TASKS["digits"], epoch_examples=512, held_out=64))
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
     return tmp_path

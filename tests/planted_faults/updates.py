@@ -62,7 +62,7 @@ FAULTS = [
     Fault(
         phrase="29: a rollout that breaks off is worth nothing",
         place="simic/ppo/rollout.py::Rollout.finish",
-        old="values[None]",
+        old="values.detach()[None]",
         new="torch.zeros_like(values)[None]",
         test="simic/test_playing.py::test_an_episode_that_goes_on_is_worth_what_the_next_observation_is_worth",
     ),
@@ -107,6 +107,13 @@ FAULTS = [
         old="(new - old).clamp(-clip, clip)",
         new="(new - old).clamp(-clip / scale, clip / scale)",
         test="simic/ppo/test_losses.py::test_the_value_clip_is_in_units_of_the_returns_scale",
+    ),
+    Fault(
+        phrase="34: the values of a fresh network are random",
+        place="tamiyo/network.py::RecurrentActorCritic._initialise",
+        old="nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)",
+        new="nn.init.orthogonal_(_layers(perceptron).last.weight, 1.0 if perceptron is self.value_head else 0.01)",
+        test="tamiyo/test_network.py::test_a_fresh_policy_values_every_state_alike",
     ),
     Fault(
         phrase="34: new statistics of returns move every value",
@@ -198,9 +205,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a rising loss is a gain",
-        place="simic/rewards.py::_lead",
-        old="twin_loss - loss",
-        new="loss - twin_loss",
+        place="simic/rewards.py::loss_beyond_twin",
+        old="facts.twin_loss - facts.loss",
+        new="facts.loss - facts.twin_loss",
         test="simic/test_rewards.py::test_getting_ahead_of_the_twin_is_never_punished_and_falling_behind_never_rewarded",
     ),
     Fault(

@@ -16,7 +16,6 @@ from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.simic.environment import draw_host_seeds, typical_change
 from esper.simic.rewards import StepFacts, in_units, reward_parts
-from esper.simic.twins import twin_readings
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.events import ActionRefused, ActionTaken, HostEpoch, StageChanged
@@ -36,6 +35,7 @@ from simic.growths import (
     poisoner,
     refusals,
     scripted,
+    twin_readings,
     wander,
 )
 

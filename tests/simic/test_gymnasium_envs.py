@@ -15,9 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 import esper
+from cases import is_legal
 from esper.leyline.errors import DataError, EpisodeOverError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT, FactoredAction
-from esper.leyline.legality import is_legal
 from esper.runtime.tasks.builtin import BUILT_IN
 from esper.runtime.tasks.gymnasium_ids import BUILT_IN_NAMES
 from esper.runtime.tasks.registry import TASKS

@@ -28,7 +28,9 @@ BUILT = (
 )
 """Two in one slot, one with a gate, batch norm in the host."""
 SEEDS = range(3)
-FINALS = ("final of heuristic", "final-equal-flops of heuristic", "final-whole of heuristic")
+GROWN = "heuristic:held_out_part=0"
+"""Plants from the first epoch on, so that there is time for seeds to be kept or pruned differently."""
+FINALS = tuple(f"{kind} of {GROWN}" for kind in ("final", "final-equal-flops", "final-whole"))
 
 
 def prepared(task=IMAGES, seed=4, **entry):
@@ -132,7 +134,7 @@ def test_parts_that_do_not_change_the_start_leave_it_to_training():
 def found(tmp_path_factory):
     config = configured(
         tmp_path_factory.mktemp("static"),
-        policies=["heuristic"],
+        policies=[GROWN],
         static=["start", "final", "final-equal-flops", "final-whole"],
         pretrain=3,
     )
@@ -144,17 +146,17 @@ def found(tmp_path_factory):
 
 
 def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
-    grown = found.done["heuristic"].architectures
+    grown = found.done[GROWN].architectures
     assert len(set(grown)) > 1, "chosen so that seeds grow different networks"
     assert all(grown)
     for arm in FINALS:
         assert found.done[arm].architectures == grown
-        for row, other in zip(found.done[arm].rows, found.done["heuristic"].rows, strict=True):
+        for row, other in zip(found.done[arm].rows, found.done[GROWN].rows, strict=True):
             assert row.start_params == row.peak_params == row.final_params == other.final_params
             assert (row.germinated, row.fossilized, row.culled) == (0, 0, 0)
     for seed in SEEDS:
         mine, other = (
-            found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], "heuristic")
+            found.log.left[arm, LR, seed].network.state_dict() for arm in (FINALS[0], GROWN)
         )
         assert {name: value.shape for name, value in mine.items()} == {
             k: v.shape for k, v in other.items()
@@ -163,12 +165,12 @@ def test_the_final_network_is_per_seed_what_the_named_arm_grew(found):
 
 def test_the_start_is_the_bare_host_of_each_seed(found):
     assert found.done["start"].architectures == ((), (), ())
-    for row, other in zip(found.done["start"].rows, found.done["heuristic"].rows, strict=True):
+    for row, other in zip(found.done["start"].rows, found.done[GROWN].rows, strict=True):
         assert row.final_params == other.start_params
 
 
 def test_at_equal_flops_an_episode_ends_within_half_an_epoch_of_the_grown_arms_cost(found):
-    for row, grown in zip(found.done[FINALS[1]].rows, found.done["heuristic"].rows, strict=True):
+    for row, grown in zip(found.done[FINALS[1]].rows, found.done[GROWN].rows, strict=True):
         assert abs(row.flops - grown.flops) <= 0.5 * row.flops / row.epochs
     assert len({row.epochs for row in found.done[FINALS[1]].rows}) > 1, (
         "chosen so that episodes differ"
@@ -185,7 +187,7 @@ def test_the_rate_plan_of_an_episode_is_stretched_to_its_length(found):
 
 def test_the_other_episodes_are_as_long_as_they_say(found):
     lengths = {arm: {row.epochs for row in found.done[arm].rows} for arm in found.done}
-    assert (lengths["heuristic"], lengths["start"], lengths[FINALS[0]]) == ({8}, {8}, {8})
+    assert (lengths[GROWN], lengths["start"], lengths[FINALS[0]]) == ({8}, {8}, {8})
     assert lengths[FINALS[2]] == {8 + 3}
 
 
@@ -193,9 +195,9 @@ def test_what_an_arm_that_grew_nothing_leaves_is_the_start(tmp_path):
     """An episode of two epochs is too short to keep anything."""
     with logged() as log:
         done = compare(
-            configured(tmp_path, policies=["heuristic"], static=["start", "final"], task__epochs=2)
+            configured(tmp_path, policies=[GROWN], static=["start", "final"], task__epochs=2)
         )
-    assert done["heuristic", 1.0].architectures == ((), (), ())
+    assert done[GROWN, 1.0].architectures == ((), (), ())
     assert all(same(log.left["start", LR, seed], log.left[FINALS[0], LR, seed]) for seed in SEEDS)
     start, final = (timeless(done[arm, 1.0]) for arm in ("start", FINALS[0]))
     assert [{**row, "arm": FINALS[0]} for row in start[0]] == final[0]

@@ -101,7 +101,7 @@ class NotCompiledError(SettingError):
 class IllegalActionError(EsperError, ValueError):
     """Raised when an action cannot be applied now; nothing has changed.
 
-    Ask `is_legal` first, or catch this error and wait.
+    Ask the masks first, or catch this error and wait.
     """
 
 

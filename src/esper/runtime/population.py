@@ -143,6 +143,17 @@ class Population:
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
+    def expect_undecided(self, hosts: Sequence[int]) -> None:
+        """Know that seeds of these hosts may stay on probation, as no rule keeps them.
+
+        A budget of compute that cannot pay for measuring them is refused.
+        """
+        for host in hosts:
+            run = self.runs[host]
+            run.leaves_undecided = True
+            if self.clock is not None:
+                self.clock.plan(run)
+
     def describe(self, report: Callable[[str], None]) -> None:
         """Report what an episode may cost and what it rests on, where settings do not say so."""
         if self.clock is not None:

@@ -27,11 +27,12 @@ from esper.leyline.factored_actions import OP_WAIT
 from esper.runtime.charges import network_flops
 from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.host import EpochReading
+from esper.runtime.ledger import add_up
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.simic.contributions import ContributionBook, Worth
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, reward_parts
-from esper.simic.twins import twin_readings
+from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, feature_names, observe
@@ -146,13 +147,15 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.gamma = gamma
         self.use_telemetry = use_telemetry
         self.first = first
-        readings = twin_readings(task, self.host_seeds, Path(folder), **population)
-        assert readings is not None  # no should_stop was given that could end it
-        self.twins = {seed: bridge_gaps(twin, task.chance) for seed, twin in readings.items()}
+        twins = raise_twins(task, self.host_seeds, Path(folder), **population)
+        assert twins is not None  # no should_stop was given that could end it
+        self.twin_ledger = add_up(twin.ledger for twin in twins.values())
+        self.twins = {seed: bridge_gaps(twin.readings, task.chance) for seed, twin in twins.items()}
         self.units = {seed: typical_change(twin, task.chance) for seed, twin in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
         if self.population.clock is not None:
             self.population.clock.measures_left = True
+        self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
         self.space = self.population.runs[0].model.space

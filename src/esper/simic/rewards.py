@@ -221,10 +221,10 @@ TERMS: dict[str, Term] = {
 }
 FAMILIES: dict[str, dict[str, float]] = {
     "contribution": {
-        "contribution": 1.0,
-        "harm": 1.0,
-        "rent": 0.01,
-        "churn": 0.02,
+        "contribution": 10.0,
+        "harm": 10.0,
+        "rent": 0.003,
+        "churn": 0.01,
         "breakdown": 0.1,
     },
     "lead": {
@@ -323,7 +323,7 @@ def reward_parts(facts: StepFacts, weights: Mapping[str, float]) -> dict[str, fl
     ...     contributions={"r0c0": 1.0}, lead=1.2,
     ... )
     >>> reward_parts(facts, FAMILIES["contribution"])
-    {'contribution:r0c0': 1.0, 'harm': 0.0, 'rent': -0.005, 'churn': 0.0, 'breakdown': 0.0}
+    {'contribution:r0c0': 10.0, 'harm': 0.0, 'rent': -0.0015, 'churn': 0.0, 'breakdown': 0.0}
     """
     parts: dict[str, float] = {}
     for name, weight in weights.items():

@@ -379,7 +379,7 @@ class Heuristic:
     share: Part = 0.75
     planting_part: Part = 0.4  # part of a known episode in which to plant
     copies: Annotated[int, Field(ge=0)] = 1
-    held_out_part: Share = 0.4  # 0: plants whatever the losses say, as in 0.2.0
+    held_out_part: Share = 0.3  # 0: plants whatever the losses say, as in 0.2.0
 
     def choose(
         self, masks: Masks, reports: Reports, memory: Memory, signals: Signals

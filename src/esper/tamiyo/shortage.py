@@ -8,10 +8,13 @@ from esper.tamiyo.signals import HISTORY, Signals, measure_trend
 Losses = list[list[float]]
 """Training and held-out loss of the last epochs, oldest first; plain data, for a rule's memory."""
 
-_FLAT = 0.005
-"""A training loss that falls by less per epoch does not fall: a part of guessing, or of itself."""
 _BEGUN = 0.05
 """Before the held-out loss is below guessing by this part, nothing is learnt that holds."""
+_NOTHING = 0.02
+"""A training loss that is not below guessing by this part has learnt nothing at all."""
+_FLAT = 0.005
+"""A training loss that falls by less per epoch has stopped falling: a part of guessing, or of
+itself. Where nothing is learnt, twice that: the noise of small batches is all there is."""
 
 
 def add_losses(losses: Losses, signals: Signals) -> Losses:
@@ -33,15 +36,22 @@ def lacks_data(losses: Losses, guessing: float | None, held_out_part: float) -> 
         return False
     train = [pair[0] for pair in losses]
     held_out = [pair[1] for pair in losses]
-    slope = measure_trend(train).slope
-    scale = fmean(train) if guessing is None else guessing
-    if slope is not None and -slope < _FLAT * scale:
+    if _has_stopped_falling(train, guessing):
         return False
     if guessing is None:
         return _has_gap_that_grows(train, held_out, held_out_part)
     learnt = guessing - fmean(train)
     holds = guessing - fmean(held_out)
     return holds < max(_BEGUN * guessing, held_out_part * learnt)
+
+
+def _has_stopped_falling(train: Sequence[float], guessing: float | None) -> bool:
+    """Whether the training loss does not fall any more, or never began to."""
+    scale = fmean(train) if guessing is None else guessing
+    if guessing is not None and len(train) > 1 and fmean(train) > (1 - _NOTHING) * guessing:
+        return train[0] - train[-1] < 2 * _FLAT * scale * (len(train) - 1)
+    slope = measure_trend(train).slope
+    return slope is not None and -slope < _FLAT * scale
 
 
 def _has_gap_that_grows(

@@ -98,7 +98,10 @@ def test_the_real_corpus_is_there():
     assert min(parts) > 0
 
 
-@pytest.mark.parametrize(("rule", "copies"), [("heuristic", 2), ("heuristic:copies=9", 6)])
+@pytest.mark.parametrize(
+    ("rule", "copies"),
+    [("heuristic:held_out_part=0", 2), ("heuristic:copies=9:held_out_part=0", 6)],
+)
 def test_the_heuristic_deepens_it_by_copies(rule, copies):
     """From 2 blocks to 4, or, where blocks may be copied again, to the 8 that its budget has room
     for.

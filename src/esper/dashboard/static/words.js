@@ -83,7 +83,14 @@ function episodeWords(episode) {
   return `${plural(spans.length, "seed")} planted${left}, ` +
     `${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ` +
     `${plural(spans.filter(isRemoved).length, "fossil")} removed late, ${rest}; ` +
-    `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.`;
+    `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.` +
+    (episode.last_action ? ` Last action: ${actionWords(episode.last_action)}.` : "");
+}
+
+function actionWords({ op, blueprint, blend, epoch, refused, ...place }) {
+  const what = blueprint ? `${op} ${blueprint} (${blend})` : op;
+  const end = refused ? ", refused" : "";
+  return `${what} in ${placeOf(place)} at epoch ${epoch}${end}`;
 }
 
 // ---- runs ----
