@@ -4,19 +4,22 @@
     python benchmarks/peers_rl.py --recurrent-peer --out benchmarks/results/peers_rl.json   # the recurrent peer
     python benchmarks/peers_rl.py --speed --out benchmarks/results/peers_rl.json            # steps per second
 
-Ours has `PPOConfig()` and 8 environments, the peers have their defaults and 1 environment; a row
-names what differs. A run adds its own parts to the JSON file and leaves the others. One torch
-thread.
+Ours has `PPOConfig()` with 8 and with 4 environments, the peers have their defaults and 1
+environment; a row names what differs. Ours learns once more from random first values, as it did in
+0.2.0. A run adds its own parts to the JSON file and leaves the others. One torch thread per
+process; `--workers 16` learns in so many processes at once.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -48,7 +51,7 @@ from esper.simic import PPOAgent, PPOConfig, learn
 from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
 from esper.tamiyo.network import RecurrentActorCritic
 
-OUR_ENVS = 8
+OUR_ENVS = (8, 4)
 EPISODES = 20
 """Played by the likeliest action after training; their mean is a seed's result."""
 EVALUATION_SEED = 10_000
@@ -105,28 +108,39 @@ class Problem:
     """ours must reach this"""
     tolerance: float = 2.0
     """and the peer's median less this"""
+    each_seed: bool = False
+    """whether the floor holds for the worst seed too"""
 
     @property
     def is_masked(self) -> bool:
         return self.peer is MaskablePPO
 
 
-def masked(make: type, steps: int, **sizes: Any) -> Callable[[float, float | None], Problem]:
+def masked(make: type, steps: int, **sizes: Any) -> Callable[..., Problem]:
     words = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    return lambda gamma, floor: Problem(
-        f"{make.__name__}({words})", lambda: make(**sizes), steps, MaskablePPO, gamma, floor
+    return lambda gamma, floor, each_seed=False: Problem(
+        name=f"{make.__name__}({words})",
+        make=lambda: make(**sizes),
+        steps=steps,
+        peer=MaskablePPO,
+        gamma=gamma,
+        floor=floor,
+        each_seed=each_seed,
     )
 
 
 UNTRAINED = [
-    masked(InvalidActionEnvDiscrete, 0, dim=20, n_invalid_actions=19)(0.99, 99.0),
-    masked(InvalidActionEnvMultiDiscrete, 0, dims=[2, 3], n_invalid_actions=3)(0.99, 99.0),
+    masked(InvalidActionEnvDiscrete, 0, dim=20, n_invalid_actions=19)(0.99, 99.0, True),
+    masked(InvalidActionEnvMultiDiscrete, 0, dims=[2, 3], n_invalid_actions=3)(0.99, 99.0, True),
 ]
 _NAMED = masked(InvalidActionEnvDiscrete, 2048, dim=70, n_invalid_actions=55)
 _HELD_OUT = [
     masked(InvalidActionEnvDiscrete, 2048, dim=40, n_invalid_actions=30),
     masked(InvalidActionEnvDiscrete, 2048, dim=100, n_invalid_actions=80),
     masked(InvalidActionEnvMultiDiscrete, 2048, dims=[10, 12], n_invalid_actions=14),
+    masked(InvalidActionEnvMultiDiscrete, 2048, dims=[3, 3, 3, 3], n_invalid_actions=4),
+    masked(InvalidActionEnvMultiDiscrete, 2048, dims=[4, 5, 5, 6], n_invalid_actions=8),
+    masked(InvalidActionEnvMultiDiscrete, 4096, dims=[5, 5, 6, 6], n_invalid_actions=12),
     masked(InvalidActionEnvMultiBinary, 2048, dims=8, n_invalid_actions=4),
 ]
 MASKED = [_NAMED(0.4, 80.0), _NAMED(0.99, None)] + [
@@ -140,7 +154,9 @@ IDENTITY = [
         (0.99, None),
     )  # 0.4 is what the peers' own tests of these environments use
 ]
-CARTPOLE = Problem("CartPole-v1 without velocity", cartpole, 50_000, PPO, floor=450.0)
+CARTPOLE = Problem(
+    "CartPole-v1 without velocity", cartpole, 50_000, PPO, floor=450.0, each_seed=True
+)
 ACROBOT = Problem("Acrobot-v1 without velocities", acrobot, 50_000, PPO, tolerance=5.0)
 
 
@@ -156,8 +172,30 @@ def make_envs(problem: Problem, count: int, seed: int) -> gym.vector.SyncVectorE
     return envs
 
 
-def train_ours(problem: Problem, seed: int) -> PPOAgent:
-    envs, config = make_envs(problem, OUR_ENVS, seed), PPOConfig(gamma=problem.gamma)
+@contextmanager
+def random_first_values() -> Iterator[None]:
+    """A fresh network values states at random, as that of 0.2.0 did."""
+    initialise = RecurrentActorCritic._initialise
+
+    def with_random_values(network: RecurrentActorCritic) -> None:
+        initialise(network)
+        with torch.no_grad():
+            network.value_head[-1].weight.mul_(100)
+
+    RecurrentActorCritic._initialise = with_random_values
+    try:
+        yield
+    finally:
+        RecurrentActorCritic._initialise = initialise
+
+
+def train_with_random_values(problem: Problem, seed: int, count: int) -> PPOAgent:
+    with random_first_values():
+        return train_ours(problem, seed, count)
+
+
+def train_ours(problem: Problem, seed: int, count: int) -> PPOAgent:
+    envs, config = make_envs(problem, count, seed), PPOConfig(gamma=problem.gamma)
     if problem.steps:
         return learn(envs, problem.steps, config, seed)
     codecs = ObservationCodec(envs.single_observation_space), ActionCodec(envs.single_action_space)
@@ -237,38 +275,77 @@ def read_clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def measure(
-    problem: Problem, learner: str, train: Callable, played: Callable, seeds: Iterable[int]
-) -> dict:
-    """One learner on one problem over all seeds."""
-    returns, seconds, settings = [], [], {}
-    for seed in seeds:
-        started = read_clocks()
-        trained = train(problem, seed)
-        seconds.append((read_clocks() - started).round(2))
-        returns.append(round(played(trained, problem), 2))
-        if isinstance(trained, PPOAgent):
-            settings = {"n_envs": OUR_ENVS, "gamma": problem.gamma, "rest": "PPOConfig()"}
-        else:
-            settings = describe(trained)
-    row = {
-        "problem": problem.name,
-        "gamma": problem.gamma,
-        "steps": problem.steps,
-        "learner": learner,
-        "median": statistics.median(returns),
-        "returns": returns,
-        "seconds": [float(wall) for wall, _ in seconds],
-        "cpu_seconds": [float(own) for _, own in seconds],
-        "settings": settings,
-    }
-    print(json.dumps(row), flush=True)
-    return row
+@dataclass(frozen=True)
+class Learner:
+    """How something is trained, and how it is played: by row of the record."""
+
+    train: Callable[[Problem, int], Any]
+    plays: Mapping[str, Callable[[Any, Problem], float]]
+    envs: int | None = None
+    """of ours; None: a peer"""
 
 
-def judge(problem: Problem, ours: dict, peer: dict, each_seed: bool = False) -> dict:
-    """Whether ours reached its bar; `each_seed`: the floor holds for the worst seed too."""
-    least = min(ours["returns"]) if each_seed else ours["median"]
+class Outcome(NamedTuple):
+    """What one seed came to."""
+
+    returns: dict[str, float]
+    seconds: tuple[float, float]
+    settings: dict[str, Any]
+
+
+def ours_with(envs: int, more: Mapping[str, Any] | None = None) -> Learner:
+    """Our learner; `more` are further ways to play what was learned."""
+    name = f"ours, {envs} environments"
+    plays = {f"{name}{words}": played for words, played in (more or {}).items()}
+    return Learner(lambda of, seed: train_ours(of, seed, envs), {name: play} | plays, envs)
+
+
+def ours_before(envs: int) -> Learner:
+    name = f"ours, {envs} environments, random first values"
+    return Learner(lambda of, seed: train_with_random_values(of, seed, envs), {name: play}, envs)
+
+
+def peer_named(name: str, more: Mapping[str, Any] | None = None) -> Learner:
+    return Learner(train_peer, {name: play_peer} | dict(more or {}))
+
+
+def learn_one(learner: Learner, problem: Problem, seed: int) -> Outcome:
+    """One seed of one learner on one problem."""
+    started = read_clocks()
+    trained = learner.train(problem, seed)
+    wall, own = (read_clocks() - started).round(2)
+    returns = {name: round(played(trained, problem), 2) for name, played in learner.plays.items()}
+    if learner.envs is None:
+        settings = describe(trained)
+    else:
+        settings = {"n_envs": learner.envs, "gamma": problem.gamma, "rest": "PPOConfig()"}
+    return Outcome(returns=returns, seconds=(float(wall), float(own)), settings=settings)
+
+
+def rows_of(problem: Problem, outcomes: list[Outcome]) -> list[dict]:
+    """One row for each way in which all seeds of a learner were played."""
+    rows = []
+    for name in outcomes[0].returns:
+        returns = [outcome.returns[name] for outcome in outcomes]
+        row = {
+            "problem": problem.name,
+            "gamma": problem.gamma,
+            "steps": problem.steps,
+            "learner": name,
+            "median": statistics.median(returns),
+            "returns": returns,
+            "seconds": [outcome.seconds[0] for outcome in outcomes],
+            "cpu_seconds": [outcome.seconds[1] for outcome in outcomes],
+            "settings": outcomes[0].settings,
+        }
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def judge(problem: Problem, ours: dict, peer: dict) -> dict:
+    """Whether ours reached its bar."""
+    least = min(ours["returns"]) if problem.each_seed else ours["median"]
     is_high = problem.floor is None or least >= problem.floor
     return {
         "bar": max(peer["median"] - problem.tolerance, problem.floor or -np.inf),
@@ -277,47 +354,80 @@ def judge(problem: Problem, ours: dict, peer: dict, each_seed: bool = False) -> 
     }
 
 
-def compare(problem: Problem, seeds: Iterable[int], each_seed: bool = False) -> list[dict]:
-    ours = measure(problem, "ours", train_ours, play, seeds)
-    peer = measure(problem, problem.peer.__name__, train_peer, play_peer, seeds)
-    return [ours | judge(problem, ours, peer, each_seed), peer]
+def play_blind(agent: PPOAgent, problem: Problem) -> float:
+    return play(agent, problem, uses_mask=False)
 
 
-def untrained(seeds: Iterable[int]) -> list[dict]:
-    rows = []
-    for problem in UNTRAINED:
-        rows += compare(problem, seeds, each_seed=True)
-        for name, train, played in (
-            ("ours", train_ours, play),
-            ("MaskablePPO", train_peer, play_peer),
-        ):
-            blind = lambda model, of, played=played: played(model, of, uses_mask=False)  # noqa: E731
-            rows.append(measure(problem, f"{name}, no mask", train, blind, seeds))
-    return rows
+def play_peer_blind(model: Any, problem: Problem) -> float:
+    return play_peer(model, problem, uses_mask=False)
 
 
-def remembering(problem: Problem, seeds: Iterable[int]) -> list[dict]:
-    """Ours, ours whose memory is cleared at every evaluation step, and PPO, which has none."""
-    without: list[float] = []
-
-    def play_both(agent: PPOAgent, of: Problem) -> float:
-        without.append(round(play(agent, of, remembers=False), 2))
-        return play(agent, of)
-
-    ours = measure(problem, "ours", train_ours, play_both, seeds)
-    cleared = ours | {"learner": "ours, memory cleared when evaluated", "returns": without}
-    cleared["median"] = statistics.median(without)
-    peer = measure(problem, "PPO (no memory)", train_peer, play_peer, seeds)
-    return [ours | judge(problem, ours, peer, each_seed=True), cleared, peer]
+def play_forgetting(agent: PPOAgent, problem: Problem) -> float:
+    """With a memory that is cleared at every step."""
+    return play(agent, problem, remembers=False)
 
 
-LEARNING: dict[str, Callable[[Iterable[int]], list[dict]]] = {
-    "untrained": untrained,
-    "masked": lambda seeds: [row for problem in MASKED for row in compare(problem, seeds)],
-    "identity": lambda seeds: [row for problem in IDENTITY for row in compare(problem, seeds)],
-    "cartpole": lambda seeds: remembering(CARTPOLE, seeds),
-    "acrobot": lambda seeds: remembering(ACROBOT, seeds),
+def learners_of(part: str, peer: type) -> list[Learner]:
+    """Ours first, the peer last."""
+    if part == "untrained":
+        ours = [ours_with(OUR_ENVS[0], {", no mask": play_blind})]
+        return [*ours, peer_named(peer.__name__, {"MaskablePPO, no mask": play_peer_blind})]
+    before = [ours_before(envs) for envs in OUR_ENVS]
+    if part in ("cartpole", "acrobot"):
+        cleared = {", memory cleared when evaluated": play_forgetting}
+        now = [ours_with(envs, cleared) for envs in OUR_ENVS]
+        return [*now, *before, peer_named("PPO (no memory)")]
+    return [*(ours_with(envs) for envs in OUR_ENVS), *before, peer_named(peer.__name__)]
+
+
+LEARNING: dict[str, list[Problem]] = {
+    "untrained": UNTRAINED,
+    "masked": MASKED,
+    "identity": IDENTITY,
+    "cartpole": [CARTPOLE],
+    "acrobot": [ACROBOT],
 }
+
+
+class Task(NamedTuple):
+    """One seed of one learner on one problem, in words that another process understands."""
+
+    part: str
+    problem: int
+    learner: int
+    seed: int
+
+
+def learn_task(task: Task) -> Outcome:
+    torch.set_num_threads(1)
+    problem = LEARNING[task.part][task.problem]
+    return learn_one(learners_of(task.part, problem.peer)[task.learner], problem, task.seed)
+
+
+def learn_part(part: str, seeds: Iterable[int], workers: int) -> list[dict]:
+    """All problems of a part; ours is judged by the peer of the same job."""
+    tasks = [
+        Task(part, place, learner, seed)
+        for place, problem in enumerate(LEARNING[part])
+        for learner in range(len(learners_of(part, problem.peer)))
+        for seed in seeds
+    ]
+    if workers == 1:
+        outcomes = [learn_task(task) for task in tasks]
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            outcomes = list(pool.map(learn_task, tasks))
+    rows: list[dict] = []
+    for place, problem in enumerate(LEARNING[part]):
+        by_learner: dict[int, list[Outcome]] = {}
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            if task.problem == place:
+                by_learner.setdefault(task.learner, []).append(outcome)
+        *ours, peer = [rows_of(problem, of_learner) for of_learner in by_learner.values()]
+        for first, *others in ours:
+            rows += [first | judge(problem, first, peer[0]), *others]
+        rows += peer
+    return rows
 
 
 # -- the recurrent peer ----------------------------------------------------------------------------
@@ -351,7 +461,9 @@ def recurrent_peer(seeds: Iterable[int], limit: float) -> list[dict]:
     rows = []
     for problem in (CARTPOLE, ACROBOT):
         train = lambda of, seed: train_recurrent(of, seed, limit)  # noqa: E731
-        row = measure(problem, "RecurrentPPO", train, play_recurrent, seeds)
+        learner = Learner(train, {"RecurrentPPO": play_recurrent})
+        outcomes = [learn_one(learner, problem, seed) for seed in seeds]
+        [row] = rows_of(problem, outcomes)
         row["settings"] |= {
             "seconds at most": limit,
             "observations and rewards": "VecNormalize",
@@ -488,7 +600,7 @@ def keep(out: Path, parts: dict[str, list[dict]]) -> None:
     record = {
         "script": "benchmarks/peers_rl.py",
         "hardware": hardware("cpu"),
-        "ours": {"n_envs": OUR_ENVS, "autoreset": "NEXT_STEP: the reset costs a step"}
+        "ours": {"n_envs": list(OUR_ENVS), "autoreset": "NEXT_STEP: the reset costs a step"}
         | PPOConfig().model_dump(),
         "evaluation": f"{EPISODES} episodes, likeliest action",
         "parts": known_parts(out, "parts") | parts,
@@ -502,6 +614,7 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=LEARNING, nargs="+", default=list(LEARNING))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1, help="processes that learn at once")
     parser.add_argument("--recurrent-peer", action="store_true")
     parser.add_argument(
         "--limit",
@@ -525,7 +638,8 @@ def main() -> None:
         jobs = {"recurrent_peer": lambda: recurrent_peer(range(options.seeds), options.limit)}
     else:
         jobs = {
-            part: lambda part=part: LEARNING[part](range(options.seeds)) for part in options.only
+            part: lambda part=part: learn_part(part, range(options.seeds), options.workers)
+            for part in options.only
         }
     extra = "" if options.seeds == 5 else f", {options.seeds} seeds"
     if options.out:

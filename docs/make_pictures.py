@@ -1,6 +1,9 @@
 """Takes the pictures of browser and report in docs/pictures from runs that are there.
 
 python docs/make_pictures.py RUNS --run NAME [--host 0] [--round 3] [--compare NAME NAME] [--report NAME ...]
+python docs/make_pictures.py RUNS --decides NAME
+
+The second call takes report_decides.png alone, from a run that `benchmarks/policies.py show` left.
 """
 
 import argparse
@@ -82,12 +85,31 @@ def take_report(browser: Browser, runs: list[Path]) -> None:
         page.screenshot(path=PICTURES / "report.png")
 
 
+def take_decision(browser: Browser, run: Path) -> None:
+    """The growth of a run's first host in its report, pointing at a seed that was culled."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.html")
+        write_report([run], file)
+        page = open_page(browser, file.as_uri(), 1280, "light", ".seed")
+        page.set_viewport_size(
+            {"width": 1280, "height": 2400}
+        )  # nothing scrolls, or the pointer would be over another seed
+        page.wait_for_timeout(300)
+        part = page.locator(".growth-part").first
+        part.locator("summary").click()
+        part.locator(".seed:has(.mark.culled)").last.hover()
+        part.screenshot(path=PICTURES / "report_decides.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", type=Path, help="the folder that the runs are in")
-    parser.add_argument("--run", required=True, help="the run whose page is taken")
+    parser.add_argument("--run", help="the run whose page is taken")
+    parser.add_argument(
+        "--decides", help="a run in which a policy culls one seed and keeps another"
+    )
     parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--round", type=int)
     parser.add_argument("--compare", nargs="*", default=[])
@@ -95,6 +117,8 @@ def main() -> None:
         "--report", nargs="*", default=[], help="runs in the report; the one of --run if not given"
     )
     options = parser.parse_args()
+    if not (options.run or options.decides):
+        parser.error("name the run of --run or of --decides")
     PICTURES.mkdir(exist_ok=True)
     place = f"#/run/{options.run}?host={options.host}" + (
         f"&round={options.round}" if options.round is not None else ""
@@ -103,8 +127,11 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        take_pictures(browser, address, place, options.compare)
-        take_report(browser, [options.runs / name for name in options.report or [options.run]])
+        if options.decides:
+            take_decision(browser, options.runs / options.decides)
+        if options.run:
+            take_pictures(browser, address, place, options.compare)
+            take_report(browser, [options.runs / name for name in options.report or [options.run]])
         browser.close()
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SETTINGS = {
     "own_cnn.py": ["--epochs", "6"],
     "own_rule.py": ["--epochs", "4"],
-    "one_host.py": ["--steps", "6"],
+    "one_host.py": ["--steps", "64"],
     "ddp.py": ["--epochs", "4"],
     "gpt2.py": ["--epochs", "5", "--steps", "4"],
     "continue_trained.py": ["--before", "1", "--more", "6"],
@@ -25,7 +25,11 @@ SETTINGS = {
     "lightning_callback.py": ["--epochs", "5"],
     "deepen_gpt.py": ["--gflops", "6", "--seeds", "1"],
 }
-NEEDS = {"gpt2.py": "transformers", "lightning_callback.py": "lightning"}
+NEEDS = {
+    "gpt2.py": "transformers",
+    "lightning_callback.py": "lightning",
+    "one_host.py": "sb3_contrib",
+}
 NEEDS |= dict.fromkeys(("trainer_callback.py", "accelerate_loop.py"), "accelerate")
 
 

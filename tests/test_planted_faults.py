@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import evidence, growing, learning, loops, trust, updates
+from planted_faults import evidence, growing, learning, loops, shown, trust, updates
 from planted_faults.planting import plant
 
 TESTS = Path(__file__).parent
@@ -25,6 +25,7 @@ FAULTS = [
     *growing.FAULTS,
     *loops.FAULTS,
     *trust.FAULTS,
+    *shown.FAULTS,
 ]
 PASSED, FAILED = 0, 1
 

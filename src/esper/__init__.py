@@ -1,16 +1,20 @@
 """Esper grows neural networks while they train.
 
-Importing it is light: what needs torch loads when it is used.
+Importing it is light: what needs torch loads when it is used. Gymnasium knows every built-in task
+from then on, as in `gymnasium.make("esper/blobs-v0")`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from esper.runtime.tasks.gymnasium_ids import register_built_in
 
 __version__ = "0.3.0.dev0"
 
 __all__ = [
     "EsperError",
     "Garden",
+    "GrowthEnv",
     "GrowthSettings",
     "GrowthVectorEnv",
     "HostFacts",
@@ -56,6 +60,7 @@ _HOMES = {
     "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
     "esper.simic.config": ("TrainingConfig",),
     "esper.simic.environment": ("GrowthVectorEnv",),
+    "esper.simic.gymnasium_envs": ("GrowthEnv",),
     "esper.simic.rewards": ("StepFacts", "reward_family", "reward_term"),
     "esper.simic.training": ("train_ppo",),
     "esper.tamiyo.rules": ("HostFacts", "rule"),
@@ -78,10 +83,13 @@ if TYPE_CHECKING:
     from esper.simic import PPOAgent, PPOConfig, learn
     from esper.simic.config import TrainingConfig
     from esper.simic.environment import GrowthVectorEnv
+    from esper.simic.gymnasium_envs import GrowthEnv
     from esper.simic.rewards import StepFacts, reward_family, reward_term
     from esper.simic.training import train_ppo
     from esper.tamiyo.rules import HostFacts, rule
     from esper.tamiyo.signals import Signals
+
+register_built_in()
 
 
 def __getattr__(name: str) -> Any:

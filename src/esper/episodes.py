@@ -215,6 +215,29 @@ class Episodes:
             share=progress,
         )
 
+    def measure_remains(self, host: int) -> list[events.RemainsMeasured]:
+        """Measure what the end of an episode leaves of a host: nothing where it did not grow."""
+        remains = self.population.measure_remains(host)
+        if remains is None:
+            return []
+        contributions: dict[str, float] = {}
+        for position, gain in remains.contributions.items():
+            if gain is not None:
+                before = contributions.get(position.slot_id, 0.0)
+                contributions[position.slot_id] = before + gain.mean
+        number, epoch = self._numbers(host)
+        return [
+            events.RemainsMeasured(
+                host=number,
+                epoch=epoch,
+                held_out_loss=finite(remains.loss),
+                held_out_accuracy=finite(remains.accuracy),
+                left_out=list(remains.left_out),
+                contributions=contributions,
+                flops=self.population.runs[host].ledger.flops,
+            )
+        ]
+
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
         self.views = self.population.views()
@@ -261,23 +284,20 @@ def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
 
     A phase may have seconds and no examples: those of a compiled copy are not counted.
     """
-    flops: dict[str, int] = {}
-    examples: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for phase, cost in ledger.phases.items():
-        if cost.examples:
-            flops[phase] = cost.flops
-            examples[phase] = cost.examples
-        if cost.examples or cost.seconds:
-            seconds[phase] = cost.seconds
     return LedgerClosed(
-        host=host,
-        seed=seed,
-        peak_params=ledger.peak_params,
-        flops=flops,
-        examples=examples,
-        seconds=seconds,
+        host=host, seed=seed, peak_params=ledger.peak_params, **costs_by_phase(ledger)
     )
+
+
+def costs_by_phase(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """FLOPs, examples and seconds of the phases that a ledger has any of, as events have them."""
+    worked = {phase: cost for phase, cost in ledger.phases.items() if cost.examples}
+    timed = {phase: cost for phase, cost in ledger.phases.items() if cost.examples or cost.seconds}
+    return {
+        "flops": {phase: cost.flops for phase, cost in worked.items()},
+        "examples": {phase: cost.examples for phase, cost in worked.items()},
+        "seconds": {phase: cost.seconds for phase, cost in timed.items()},
+    }
 
 
 def act(

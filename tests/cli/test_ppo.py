@@ -314,7 +314,7 @@ def copy_of(folder, tmp_path):
 def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(capsys, tmp_path):
     code, out, err = call(capsys, *command(tmp_path / "run", rounds=3))
     assert (code, err) == (0, "")
-    first, places, policy, *rounds = out.splitlines()
+    first, places, policy, twins, *rounds = out.splitlines()
     said = json.loads(first.removeprefix("configuration: "))
     assert said == runfolder.read_json(tmp_path / "run/config.json")
     assert (
@@ -325,6 +325,7 @@ def test_a_run_says_its_configuration_where_hosts_are_and_one_line_per_round(cap
         "policy: op of 4, slot of 2, blueprint of 3, blend of 3; "
         "entropy scales 1.39, 1.00, 1.10, 1.10 nats; "
     )
+    assert twins.startswith("twins: 3, computed once with ")
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
 
 

@@ -191,9 +191,8 @@ def test_the_episode_that_is_compared_trains_fifty_steps_and_has_every_change(bo
 
 def test_a_measurement_of_a_grown_host_is_the_same_under_both_executors():
     population = build(seeds=[7])
-    play(
-        population, 5, {0: {epoch: GROWTH[epoch] for epoch in (0, 1)}}
-    )  # both seeds are on probation
+    script = {0: {epoch: GROWTH[epoch] for epoch in (0, 1)}}
+    play(population, 5, script, keeps=False)  # both seeds are on probation
     splits = [population.runs[0].splits.validation]
     graphed = population.executor.measure(population.runs, splits)[0].clone()
     eager = EagerExecutor().measure(population.runs, splits)[0]

@@ -6,6 +6,7 @@ acting and learning agree, updates repeat, and a training run goes through both 
 import pytest
 import torch
 
+from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS
 from esper.simic import PPOAgent, PPOConfig
 from esper.simic.config import TrainingConfig
 from esper.simic.ppo.rollout import Rollout
@@ -16,7 +17,12 @@ from null_sink import NullSink
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 HOSTS, STEPS, SLOTS, WIDTH = 16, 30, 3, 80
-SHAPES = {"op": (4,), "slot": (4, SLOTS), "blueprint": (SLOTS, 12), "blend": (3,)}
+SHAPES = {
+    "op": (4,),
+    "slot": (4, SLOTS),
+    "blueprint": (SLOTS, NUM_BLUEPRINTS),
+    "blend": (NUM_BLENDS,),
+}
 
 
 def agent_on_gpu(seed=0):

@@ -14,6 +14,7 @@ from esper.telemetry.events import (
     AnomalyFound,
     ArmFinished,
     CheckpointSaved,
+    CostsBooked,
     GateJudged,
     HostRolledBack,
     LedgerClosed,
@@ -174,6 +175,8 @@ def play_ppo(draws, ranks, hosts, rounds, epochs):
         )
         if draws.random() < 0.3:
             files[0].append(AnomalyFound(number, "kl", None, 0.2, "host 1", True))
+        learning = {"learning": 8}
+        files[0].append(CostsBooked("learning", number, learning, learning, {"learning": 0.5}))
         files[0] += [RoundFinished(*whole), CheckpointSaved(number + 1, f"round-{number + 1}")]
     return files
 

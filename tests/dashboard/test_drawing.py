@@ -175,7 +175,8 @@ def test_a_host_whose_clock_is_compute_shows_the_share_it_has_used():
 
 
 def chain_of(moment, width=78):
-    heads, *rows = text_of(drawing.draw_chain, moment, width).splitlines()
+    last_action, heads, *rows = text_of(drawing.draw_chain, moment, width).splitlines()
+    assert last_action.startswith("last action: ")
     assert heads.split() == [
         "slot",
         "stage",
@@ -204,6 +205,47 @@ def test_an_empty_slot_says_what_became_of_its_seed():
     row, other = chain_of(moment_of(WHOLE, host=1))
     assert row.split() == ["r0c0", "EMBARGOED", "depthwise", "culled", "at", "epoch", "2", "0"]
     assert other.split() == ["r0c1", "DORMANT", "never", "planted", "0"]
+
+
+@pytest.mark.parametrize(
+    ("action", "line"),
+    [
+        (
+            events.ActionTaken(0, 4, "GERMINATE", "r0c1", "norm", "gated"),
+            "last action: GERMINATE norm (gated) in r0c1 at epoch 4",
+        ),
+        (
+            events.ActionTaken(0, 4, "CULL", "r0c1", None, None, module="layer3"),
+            "last action: CULL in r0c1 layer3 at epoch 4",
+        ),
+        (
+            events.ActionRefused(0, 4, "CULL", "r0c1", "it is too young"),
+            "last action: CULL in r0c1 at epoch 4, refused: it is too young",
+        ),
+    ],
+)
+def test_the_last_action_of_the_chosen_host_is_shown(action, line):
+    happened = [*WHOLE, action]
+    assert text_of(drawing.draw_chain, moment_of(happened)).splitlines()[0] == line
+    other = text_of(drawing.draw_chain, moment_of(happened, host=1)).splitlines()[0]
+    assert other.startswith("last action: ")
+    assert other != line
+
+
+def test_a_host_that_was_left_alone_had_no_action():
+    happened = [events.RoundBegan(0), measured(0, 4, "r0c1", "BLENDING", 1)]
+    assert "no action yet" in text_of(drawing.draw_chain, moment_of(happened))
+
+
+def test_the_header_says_what_the_run_has_cost():
+    ledger = events.LedgerClosed(0, 7, 535, {"training": 700}, {"training": 7}, {"training": 0.5})
+    costs = [
+        events.CostsBooked("twins", 0, {"training": 200}, {"training": 2}, {"training": 0.5}),
+        events.CostsBooked("learning", 0, {"learning": 100}, {"learning": 6}, {"learning": 0.5}),
+    ]
+    picture = text_of(drawing.draw_header, moment_of([*costs, ledger, *WHOLE]), 140)
+    assert "1e+03 FLOPs (twins 20.0%, learning 10.0%)" in picture
+    assert "FLOPs" not in text_of(drawing.draw_header, moment_of(WHOLE), 140)
 
 
 def test_a_seed_without_evidence_says_so():

@@ -9,11 +9,20 @@ from dataclasses import asdict
 
 import pytest
 
-from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run, seed_events
+from dashboard.web_runs import (
+    append,
+    booked,
+    grow_run,
+    grown_epoch,
+    ppo_round,
+    ppo_run,
+    seed_events,
+)
 from esper.dashboard import payload
 from esper.dashboard.payload import Sent, curves, encode, episode_data, header, news, plain
 from esper.dashboard.reader import RunReader
 from esper.dashboard.standings import arms_of, standings
+from esper.telemetry.events import ActionRefused, ActionTaken
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 
@@ -87,6 +96,49 @@ def test_rounds_are_told_when_one_has_finished(tmp_path):
     append(folder, finished)
     reader.refresh()
     assert news(reader, 0, sent)["rounds"]["round"] == [0, 1]
+
+
+def test_costs_that_are_booked_after_the_ledgers_are_told_too(tmp_path):
+    folder = ppo_run(tmp_path / "run", rounds=1)
+    reader, sent = read(folder), Sent()
+    first = news(reader, 0, sent)["rest"]["spent"]
+    assert {(row["what"], row["phase"]): row["flops"] for row in first} == {
+        ("twins", "training"): 10**5,
+        ("episodes", "training"): 2 * 10**6,
+        ("episodes", "policy"): 2 * 10**5,
+        ("learning", "learning"): 5 * 10**5,
+    }
+    append(folder, booked("learning", 1, "learning", 10))
+    reader.refresh()
+    (learning,) = [r for r in news(reader, 0, sent)["rest"]["spent"] if r["what"] == "learning"]
+    assert learning == {
+        "what": "learning",
+        "phase": "learning",
+        "flops": 5 * 10**5 + 10,
+        "examples": 20,
+        "seconds": 0.5,
+    }
+
+
+def test_every_host_tells_its_last_action(tmp_path):
+    folder = ppo_run(tmp_path / "run", rounds=1)
+    actions = [
+        ActionTaken(0, 6, "GERMINATE", "r0c1", "norm", "linear"),
+        ActionRefused(1, 6, "CULL", "r0c0", "it is too young"),
+    ]
+    append(folder, *actions)
+    message = news(read(folder), 0, Sent())
+    first, second = message["header"]["last_actions"]
+    assert message["episode"]["last_action"] == {k: v for k, v in first.items() if k != "host"}
+    assert [first[name] for name in ("host", "op", "slot", "blueprint", "blend", "refused")] == [
+        0, "GERMINATE", "r0c1", "norm", "linear", None
+    ]  # fmt: skip
+    assert (second["host"], second["op"], second["refused"]) == (1, "CULL", "it is too young")
+    quiet = grow_run(tmp_path / "quiet", "never")
+    message = news(read(quiet), 0, Sent())
+    assert message["header"]["last_actions"] == []
+    assert message["episode"]["last_action"] is None
+    assert message["rest"]["spent"] == []
 
 
 def test_the_episode_that_is_told_is_the_one_that_was_asked_for(tmp_path):

@@ -21,6 +21,7 @@ from esper.telemetry.events import (
     ActionRefused,
     ActionTaken,
     CheckpointSaved,
+    CostsBooked,
     FossilJudged,
     GateJudged,
     HostRolledBack,
@@ -301,6 +302,8 @@ BROKEN = [
     {**to_record(finished(0, {})), "update": {"heads": {"op": {}}}},
     {**to_record(finished(0, {})), "ops": {"WAIT": "x"}},
     {**to_record(LedgerClosed(0, 0, 1, {}, {}, {})), "flops": {"training": "x"}},
+    {**to_record(CostsBooked("twins", 0, {}, {}, {})), "seconds": {"training": "x"}},
+    {**to_record(CostsBooked("twins", 0, {}, {}, {})), "flops": {"training": 10**400}},
 ]
 
 

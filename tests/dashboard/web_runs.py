@@ -9,6 +9,7 @@ from esper.telemetry.events import (
     ActionTaken,
     AnomalyFound,
     ArmFinished,
+    CostsBooked,
     GateJudged,
     LedgerClosed,
     RoundBegan,
@@ -143,6 +144,10 @@ def host_epoch(round_, host, epoch, accuracy=None):
     )
 
 
+def booked(what, round_, phase, flops):
+    return CostsBooked(what, round_, {phase: flops}, {phase: 10}, {phase: 0.25})
+
+
 def ppo_round(round_, hosts=2):
     """All events of one round of six epochs."""
     yield RoundBegan(round_)
@@ -151,6 +156,11 @@ def ppo_round(round_, hosts=2):
         for epoch in range(1, 6):
             yield from batches[epoch - 1] if epoch <= len(batches) else ()
             yield host_epoch(round_, host, epoch + 1)
+        flops = {"training": 10**6, "policy": 10**5}
+        yield LedgerClosed(
+            host, host, 535, flops, dict.fromkeys(flops, 100), dict.fromkeys(flops, 0.5)
+        )
+    yield booked("learning", round_, "learning", 5 * 10**5)
     update = {
         "approx_kl": 0.01,
         "clip_fraction": 0.1,
@@ -189,6 +199,7 @@ def ppo_run(folder, rounds=2, **changes):
     """A run of `esper ppo` with an anomaly in its first round."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config_of("ppo", **changes)))
+    append(folder, booked("twins", 0, "training", 10**5))
     for round_ in range(rounds):
         append(folder, *ppo_round(round_))
         if round_ == 0:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.kasmina.blueprints import COPY, COPY_ZERO
 from esper.leyline import factored_actions as fa
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.factored_actions import (
@@ -38,6 +39,28 @@ def test_the_ops_have_their_fixed_numbers():
 
 def test_the_op_constants_are_the_enum():
     assert tuple(LifecycleOp) == (fa.OP_WAIT, fa.OP_GERMINATE, fa.OP_CULL, fa.OP_FOSSILIZE)
+
+
+@pytest.mark.parametrize("op", LifecycleOp)
+def test_a_constant_with_the_number_of_another_op_stops_the_import(op):
+    constants = {f"OP_{known.name}": int(known) for known in LifecycleOp}
+    fa.require_op_numbers(constants)
+    with pytest.raises(SettingError, match=rf"OP_{op.name} is 9\b"):
+        fa.require_op_numbers(constants | {f"OP_{op.name}": 9})
+
+
+@pytest.mark.parametrize("flags", [(), ("-O",)])
+def test_the_constants_are_bound_by_name_and_checked_at_import(flags, tmp_path):
+    source = Path(fa.__file__).read_text()
+    assert source.count('OP_NAMES.index("CULL")') == 1
+    wrong = tmp_path / "wrong_constants.py"
+    wrong.write_text(source.replace('OP_NAMES.index("CULL")', 'OP_NAMES.index("FOSSILIZE")'))
+    env = {**os.environ, "PYTHONPATH": str(Path(fa.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, *flags, str(wrong)], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "OP_CULL is 3" in done.stderr
 
 
 def test_the_blends_have_their_fixed_numbers():
@@ -84,6 +107,12 @@ def test_every_blueprint_has_its_id_at_its_number(blueprint):
     assert fa.BLUEPRINT_IDS[blueprint] == blueprint.to_blueprint_id()
 
 
+def test_copies_have_their_numbers_in_the_tables():
+    assert fa.BLUEPRINT_IDS[BlueprintAction.COPY] == COPY
+    assert fa.BLUEPRINT_IDS[BlueprintAction.COPY_ZERO] == COPY_ZERO
+    assert {action.to_blueprint_id() for action in fa.COPY_BLUEPRINTS} == {COPY, COPY_ZERO}
+
+
 def test_the_image_blueprints_are_the_eight_of_the_specification():
     assert {blueprint.to_blueprint_id() for blueprint in fa.CNN_BLUEPRINTS} == {
         "conv_light",
@@ -104,13 +133,7 @@ def test_the_sequence_blueprints_are_the_five_of_the_specification():
 
 @pytest.mark.parametrize("op", LifecycleOp)
 def test_every_op_is_found_by_its_index(op):
-    found = action(op=int(op))
-    assert found.op is op
-    assert (found.is_germinate, found.is_cull, found.is_fossilize) == (
-        op is LifecycleOp.GERMINATE,
-        op is LifecycleOp.CULL,
-        op is LifecycleOp.FOSSILIZE,
-    )
+    assert action(op=int(op)).op is op
 
 
 @pytest.mark.parametrize("blueprint", BlueprintAction)
@@ -147,7 +170,7 @@ def test_sizes_are_in_the_order_op_slot_blueprint_blend():
 
 
 @pytest.mark.parametrize(
-    ("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 12), ("blend", 3)]
+    ("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 14), ("blend", 3)]
 )
 @pytest.mark.parametrize("below", [True, False])
 def test_an_index_outside_the_space_is_refused_by_head(head, size, below):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases import is_legal
 from esper.leyline.errors import (
     BlueprintMismatchError,
     BudgetExceededError,
@@ -15,7 +16,7 @@ from esper.leyline.errors import (
     SlotOccupiedError,
 )
 from esper.leyline.factored_actions import ActionSpace, FactoredAction, LifecycleOp
-from esper.leyline.legality import GrowthView, is_legal, refuse
+from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.lifecycle import MIN_CULL_AGE
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import is_legal
 from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, ActionSpace, FactoredAction, LifecycleOp
 from esper.leyline.gates import Measurement
-from esper.leyline.legality import GrowthView, is_legal
+from esper.leyline.legality import GrowthView
 from esper.leyline.lifecycle import (
     SeedState,
     StageLengths,

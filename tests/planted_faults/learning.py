@@ -13,7 +13,7 @@ FAULTS = [
     Fault(
         phrase="1: rows begin with empty memory",
         place="simic/ppo/rollout.py::Rollout.keep_state",
-        old="kept[:, number::self.per_row] = now",
+        old="kept[:, number::self.per_row] = now.detach()",
         new="kept[:, number::self.per_row] = 0.0",
         test="simic/test_reconstruction.py::test_before_any_step_every_ratio_is_one",
     ),

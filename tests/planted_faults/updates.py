@@ -4,6 +4,27 @@ from planted_faults import Fault
 
 FAULTS = [
     Fault(
+        phrase="rewards: slots that lean on each other are paid more than the lead",
+        place="simic/rewards.py::share_out",
+        old="min(1.0, max(0.0, lead) / claimed) if claimed else 0.0",
+        new="1.0",
+        test="simic/test_rewards.py::test_slots_are_never_paid_more_than_the_lead_and_a_network_behind_pays_for_all_of_it",
+    ),
+    Fault(
+        phrase="rewards: undecided seeds count at the end of an episode",
+        place="simic/environment.py::GrowthVectorEnv._finish",
+        old="self._is_last(host) and not self._is_lost(host)",
+        new="False",
+        test="simic/test_contributions.py::test_keeping_pays_what_is_kept_and_waiting_pays_nothing",
+    ),
+    Fault(
+        phrase="rewards: what is removed is still paid for",
+        place="simic/contributions.py::ContributionBook._by_slot",
+        old="sum(self._readings.get(module, 0.0) for module in modules)",
+        new="sum(self._readings.values())",
+        test="simic/test_contributions.py::test_a_rollback_takes_the_readings_of_seeds_and_leaves_the_lead",
+    ),
+    Fault(
         phrase="28: a termination bootstraps",
         place="simic/ppo/rollout.py::gae",
         old="torch.where(terminated, 0.0, after_values)",
@@ -41,7 +62,7 @@ FAULTS = [
     Fault(
         phrase="29: a rollout that breaks off is worth nothing",
         place="simic/ppo/rollout.py::Rollout.finish",
-        old="values[None]",
+        old="values.detach()[None]",
         new="torch.zeros_like(values)[None]",
         test="simic/test_playing.py::test_an_episode_that_goes_on_is_worth_what_the_next_observation_is_worth",
     ),
@@ -86,6 +107,13 @@ FAULTS = [
         old="(new - old).clamp(-clip, clip)",
         new="(new - old).clamp(-clip / scale, clip / scale)",
         test="simic/ppo/test_losses.py::test_the_value_clip_is_in_units_of_the_returns_scale",
+    ),
+    Fault(
+        phrase="34: the values of a fresh network are random",
+        place="tamiyo/network.py::RecurrentActorCritic._initialise",
+        old="nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)",
+        new="nn.init.orthogonal_(_layers(perceptron).last.weight, 1.0 if perceptron is self.value_head else 0.01)",
+        test="tamiyo/test_network.py::test_a_fresh_policy_values_every_state_alike",
     ),
     Fault(
         phrase="34: new statistics of returns move every value",
@@ -177,9 +205,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a rising loss is a gain",
-        place="simic/rewards.py::_lead",
-        old="twin_loss - loss",
-        new="loss - twin_loss",
+        place="simic/rewards.py::loss_beyond_twin",
+        old="facts.twin_loss - facts.loss",
+        new="facts.loss - facts.twin_loss",
         test="simic/test_rewards.py::test_getting_ahead_of_the_twin_is_never_punished_and_falling_behind_never_rewarded",
     ),
     Fault(

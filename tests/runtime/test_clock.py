@@ -241,10 +241,11 @@ def test_a_budget_that_measuring_would_use_up_is_refused_before_anything_is_trai
 def test_measuring_every_slot_for_good_is_thought_of_before_anything_is_trained():
     """Probation has no end: seeds everywhere that wait are measured in every decision."""
     tight = replace(get_task("digits"), clock="compute", budget=1.6, compute=0.14)
+    population = Population(tight, [1])  # a rule keeps what was measured in the same decision
     with pytest.raises(SettingError, match=r"decision 1 .*up to 9\.\d+e\+06 once it has grown"):
-        Population(tight, [1])
+        population.expect_undecided([0])
     # without a ramp a seed is a fossil from its first epoch on, which no measurement looks at
-    Population(replace(tight, lengths=StageLengths(ramp=0)), [1])
+    Population(replace(tight, lengths=StageLengths(ramp=0)), [1]).expect_undecided([0])
 
 
 @pytest.mark.parametrize(("max_seeds", "passes"), [(None, 2), (3, 2), (1, 1)])

@@ -238,3 +238,28 @@ def test_the_final_validation_score_is_the_harvested_networks():
 def test_measuring_before_training_is_refused():
     with pytest.raises(SettingError, match="train_epoch"):
         Population(BLOBS, [1]).evaluate()
+
+
+# -- several devices -------------------------------------------------------------------------------
+
+TWO_DEVICES = ["cpu", "cpu:0"]
+"""Two names of one device, which serve as two GPUs."""
+
+
+def test_hosts_of_every_device_are_trained_and_measured_as_on_one():
+    both = epochs(IMAGES, [7, 8], devices=TWO_DEVICES)
+    assert [str(run.device) for run in both.runs] == TWO_DEVICES
+    for host, seed in enumerate([7, 8]):
+        assert differing(print_of(epochs(IMAGES, [seed])), print_of(both, host)) == []
+
+
+def test_every_device_gets_its_share_of_the_hosts_and_all_of_them_learn():
+    population = Population(BLOBS, [1, 2, 3, 4], devices=TWO_DEVICES)
+    assert [str(run.device) for run in population.runs] == ["cpu", "cpu", "cpu:0", "cpu:0"]
+    before = [print_of(population, host) for host in range(4)]
+    readings = population.train_epoch()
+    population.evaluate()
+    for host, reading in enumerate(readings):
+        assert population.runs[host].epoch == 1
+        assert reading.train_loss > 0
+        assert len(differing(before[host], print_of(population, host))) > 4

@@ -14,6 +14,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks.registry import get_task
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
+from esper.simic.twins import raise_twins
 from esper.telemetry.events import ActionRefused
 from runtime.episodes import IMAGES
 
@@ -38,8 +39,9 @@ BUSY = {
 }
 """Every op in one episode of POINTS: what is decided at which step."""
 PLANT = BUSY[0]
-BOTH = {**FAMILIES["contribution"], **FAMILIES["loss"]}
+BOTH = {**FAMILIES["lead"], **FAMILIES["loss"]}
 """The terms of both families at once, so that one episode says what either pays."""
+EVERY_TERM = {**BOTH, **FAMILIES["contribution"]}
 
 
 class Step(NamedTuple):
@@ -156,3 +158,8 @@ def _is_same(left, right, host):
         and all(np.array_equal(masks[head][host], others[head][host]) for head in masks)
         and all(left.info[name][host] == right.info[name][host] for name in plain)
     )
+
+
+def twin_readings(task, seeds, folder):
+    """The readings of twins, by random seed."""
+    return {seed: twin.readings for seed, twin in raise_twins(task, seeds, folder).items()}

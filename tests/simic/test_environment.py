@@ -15,14 +15,13 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.simic.environment import draw_host_seeds, typical_change
-from esper.simic.rewards import StepFacts, reward_parts
-from esper.simic.twins import twin_readings
+from esper.simic.rewards import StepFacts, in_units, reward_parts
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import feature_names
 from esper.telemetry.events import ActionRefused, ActionTaken, HostEpoch, StageChanged
 from simic.growths import (
-    BOTH,
     BUSY,
+    EVERY_TERM,
     PICTURES,
     PLANT,
     POINTS,
@@ -36,8 +35,11 @@ from simic.growths import (
     poisoner,
     refusals,
     scripted,
+    twin_readings,
     wander,
 )
+
+PARTS = {*EVERY_TERM, "contribution:r0c0", "contribution:r0c1"} - {"contribution"}
 
 every_task = pytest.mark.parametrize("task", [POINTS, PICTURES], ids=lambda task: task.name)
 
@@ -55,6 +57,8 @@ def live_by_hand(task, seed, script, twin):
     population.train_epoch()
     population.evaluate()
     lived = []
+    readings = {}
+    worth_before = (dict.fromkeys(run.model.slot_config.slot_ids, 0.0), 0.0)
     for step in range(task.epochs - 1):
         before = run.reading
         choice = script.get(step, WAIT)
@@ -62,14 +66,39 @@ def live_by_hand(task, seed, script, twin):
         population.tick()
         population.train_epoch()
         assert population.evaluate() == []
-        lived.append((run.reading, facts_of(population, before, choice[0], twin)))
+        for verdict in population.prune(0):
+            assert verdict.is_kept
+            readings[run.slots[0].fossils[0]] = verdict.contribution.mean
+        if run.epoch == task.epochs:
+            remains = population.measure_remains(0)
+            assert remains.left_out == ("r0c0",)  # planted a second time, and not decided about
+            readings |= {
+                run.model.slot(place.slot_id).fossils[place.number]: gain.mean
+                for place, gain in remains.contributions.items()
+            }
+            readings.pop(run.slots[0].seed, None)
+        facts = facts_of(population, before, choice[0], twin, readings, worth_before)
+        worth_before = (facts.contributions, facts.lead)
+        lived.append((run.reading, facts))
     return lived
 
 
-def facts_of(population, before, op, twin):
+def contributions_of(run, readings, unit):
+    """By slot, the last readings of what is there."""
+    worth = {}
+    for slot in run.slots:
+        if run.epoch < POINTS.epochs and slot.seed is not None and slot.state.contribution:
+            readings[slot.seed] = slot.state.contribution.mean
+        total = sum(readings.get(module, 0.0) for module in [*slot.fossils, slot.seed])
+        worth[slot.slot_id] = in_units(total, unit)
+    return worth
+
+
+def facts_of(population, before, op, twin, readings, worth_before):
     run = population.runs[0]
     model, now, added = run.model, run.reading, run.model.total_params - run.model.host_params
     twin_before, twin_now = twin[run.epoch - 2 : run.epoch]
+    unit = typical_change(twin, population.task.chance)
     return StepFacts(
         accuracy=now.held_out_accuracy,
         accuracy_before=before.held_out_accuracy,
@@ -79,12 +108,16 @@ def facts_of(population, before, op, twin):
         loss_before=before.held_out_loss,
         twin_loss=twin_now.held_out_loss,
         twin_loss_before=twin_before.held_out_loss,
-        loss_unit=typical_change(twin, population.task.chance),
+        loss_unit=unit,
         op=op,
         params_share=added / model.host_params,
         flops_share=network_flops(model, population.flops) / population.flops.whole - 1,
         kept_share=model.fossilized_params / added if added else 0.0,
         is_last=run.epoch == population.task.epochs,
+        contributions=contributions_of(run, readings, unit),
+        contributions_before=worth_before[0],
+        lead=in_units(twin_now.held_out_loss - now.held_out_loss, unit),
+        lead_before=worth_before[1],
     )
 
 
@@ -93,14 +126,14 @@ def test_a_step_is_op_tick_epoch_measuring_and_is_paid_by_that_epoch(twins):
 
     readings, and every part of every reward.
     """
-    env = grow(POINTS, 1, twins, seeds=[3], weights=BOTH)
+    env = grow(POINTS, 1, twins, seeds=[3], weights=EVERY_TERM)
     by_hand = live_by_hand(POINTS, 3, BUSY, twin_readings(POINTS, [3], twins)[3])
     info = env.reset(seed=0)[1]
     for step, (reading, facts) in enumerate(by_hand):
         answer = decide(env, scripted(BUSY), step, info)
         info = answer.info
         assert env.population.runs[0].reading == reading
-        assert info["reward_parts"] == [reward_parts(facts, BOTH)]
+        assert info["reward_parts"] == [reward_parts(facts, EVERY_TERM)]
         assert refusals([answer]) == 0
     assert env.population.runs[0].model.fossilized_seeds == 1
     assert answer.terminated.all()
@@ -194,10 +227,10 @@ def test_a_new_episode_is_the_episode_its_host_has_from_a_reset(twins):
 
 
 def test_the_parts_sum_exactly_to_the_reward(twins):
-    env = grow(POINTS, 3, twins, weights=BOTH)
+    env = grow(POINTS, 3, twins, weights=EVERY_TERM)
     for step in play(env, wander, meddle=poisoner(1, 1))[1:]:
         assert [sum(parts.values()) for parts in step.info["reward_parts"]] == step.rewards.tolist()
-        assert all(set(parts) == set(BOTH) for parts in step.info["reward_parts"])
+        assert all(set(parts) == PARTS for parts in step.info["reward_parts"])
 
 
 @every_task

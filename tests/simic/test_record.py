@@ -195,6 +195,7 @@ def test_every_field_of_a_record_is_what_a_slow_learner_finds(changes):
         "lr": 0.05,
         "entropy_weight": 0.01,
         "decisions": 24,
+        "judged": sum(6 * len(rows) for rows in slow.assigned[: len(slow.policy)]),
     }
     assert {name: getattr(record, name) for name in expected} == expected
     assert record.first_ratio_gap == pytest.approx(slow.first, abs=1e-6)

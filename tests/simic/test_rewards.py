@@ -22,11 +22,14 @@ from esper.simic.rewards import (
     breakdown,
     check_weights,
     churn,
+    contribution,
+    harm,
     lasting_accuracy,
     lasting_loss,
     loss_beyond_twin,
     rent,
     reward_parts,
+    share_out,
     weights_of,
 )
 
@@ -60,6 +63,9 @@ accuracies = st.integers(0, 256).map(lambda count: count / 256)
 """On a grid on which sums are exact, so that signs are too."""
 losses = st.integers(0, 4096).map(lambda count: count / 512)
 shares = st.floats(0, 20)
+leads = st.integers(-320, 320).map(lambda count: count / 64)
+"""In units of loss, within the bound."""
+worths = st.fixed_dictionaries({"r0c0": leads, "r0c1": leads, "r0c2": leads})
 ops = st.sampled_from([OP_WAIT, OP_GERMINATE, OP_CULL, OP_FOSSILIZE])
 
 
@@ -78,6 +84,11 @@ def epochs(draw):
         is_last=is_lost or draw(st.booleans()),
         is_rolled_back=is_lost or draw(st.booleans()),
         is_lost=is_lost,
+        contributions=draw(worths),
+        contributions_before=draw(worths),
+        lead=draw(leads),
+        lead_before=draw(leads),
+        gamma=draw(st.sampled_from([0.9, 0.99, 1.0])),
     )
 
 
@@ -166,6 +177,94 @@ def test_what_lasts_is_the_lead_as_far_as_it_rests_on_fossils():
 )
 def test_nothing_lasts(change):
     assert [term(replace(AHEAD, **change)) for term in LASTING] == [0.0, 0.0]
+
+
+# -- contribution ----------------------------------------------------------------------------------
+
+
+@given(worths, leads)
+def test_slots_are_never_paid_more_than_the_lead_and_a_network_behind_pays_for_all_of_it(
+    contributions, lead
+):
+    pays = share_out(contributions, lead)
+    assert pays.total <= lead + 1e-12
+    assert sum(pay for pay in pays.by_slot.values() if pay > 0) <= max(0.0, lead) + 1e-12
+    assert pays.harm <= 0.0
+    for slot_id, worth in contributions.items():
+        pay = pays.by_slot[slot_id]
+        assert pay == worth if worth < 0 else 0.0 <= pay <= worth
+
+
+@given(worths, leads, leads)
+def test_a_larger_lead_never_pays_less(contributions, lead, other):
+    low, high = sorted([lead, other])
+    assert share_out(contributions, low).total <= share_out(contributions, high).total + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("contributions", "lead", "paid", "harm_paid"),
+    [
+        ({"a": 1.0, "b": 1.0}, 4.0, [1.0, 1.0], 0.0),  # all is paid; the rest of the lead is luck
+        ({"a": 3.0, "b": 3.0}, 3.0, [1.5, 1.5], 0.0),  # each claims the whole lead
+        ({"a": 2.0, "b": 0.0}, -1.0, [0.0, 0.0], -1.0),  # the host merely depends on it
+        ({"a": 2.0, "b": -1.0}, 1.0, [1.0, -1.0], 0.0),
+        ({"a": 0.0, "b": -1.0}, -3.0, [0.0, -1.0], -2.0),
+        ({"a": 0.0, "b": -3.0}, -1.0, [0.0, -3.0], 0.0),
+        ({"a": 0.0, "b": 0.0}, 2.0, [0.0, 0.0], 0.0),  # ahead of the twin, but not by what grew
+    ],
+)
+def test_what_slots_are_paid_in_numbers(contributions, lead, paid, harm_paid):
+    pays = share_out(contributions, lead)
+    assert (list(pays.by_slot.values()), pays.harm) == (paid, harm_paid)
+
+
+def change_of(contributions, before, lead, lead_before, **more):
+    """What slot a and the harm are paid in an epoch."""
+    facts = replace(
+        STILL,
+        contributions={"a": contributions},
+        contributions_before={"a": before},
+        lead=lead,
+        lead_before=lead_before,
+        gamma=0.5,
+        **more,
+    )
+    return contribution(facts)["a"], harm(facts)
+
+
+def test_paid_is_the_discounted_change_and_at_the_end_all_that_is_left():
+    assert change_of(2.0, 1.0, 3.0, 3.0) == (0.0, 0.0)
+    assert change_of(2.0, 0.0, 3.0, 0.0) == (1.0, 0.0)
+    assert change_of(2.0, 1.0, 3.0, 3.0, is_last=True) == (1.0, 0.0)
+    assert change_of(0.0, 1.0, 0.0, 3.0) == (-1.0, 0.0)  # culled: the network that is left
+    assert change_of(0.0, 0.0, -2.0, 0.0, is_last=True) == (0.0, -2.0)
+
+
+def test_the_lead_of_a_host_that_is_given_up_is_not_paid():
+    assert change_of(2.0, 1.0, 3.0, 3.0, is_last=True, is_lost=True) == (-1.0, 0.0)
+    assert change_of(-2.0, 0.0, 3.0, 3.0, is_last=True, is_lost=True) == (-2.0, 0.0)
+
+
+@given(st.lists(st.tuples(worths, leads), min_size=1, max_size=6), st.sampled_from([0.9, 1.0]))
+def test_discounted_pay_adds_up_to_what_is_left_at_the_end(network, gamma):
+    """Readings on the way bring it forward; they change nothing in the sum."""
+    nothing = dict.fromkeys(network[0][0], 0.0)
+    before = (nothing, 0.0)
+    total = 0.0
+    for number, (contributions, lead) in enumerate(network):
+        facts = replace(
+            STILL,
+            contributions=contributions,
+            contributions_before=before[0],
+            lead=lead,
+            lead_before=before[1],
+            gamma=gamma,
+            is_last=number == len(network) - 1,
+        )
+        total += gamma**number * (sum(contribution(facts).values()) + harm(facts))
+        before = (contributions, lead)
+    last = gamma ** (len(network) - 1) * share_out(*network[-1]).total
+    assert total == pytest.approx(last, abs=1e-9)
 
 
 # -- circles ---------------------------------------------------------------------------------------
@@ -276,6 +375,8 @@ def test_a_loss_that_is_not_a_number_is_no_lead():
 def test_finite_facts_have_finite_rewards_within_bounds(facts):
     parts = reward_parts(facts, dict.fromkeys(TERMS, 1.0))
     assert all(math.isfinite(value) for value in parts.values())
+    assert all(abs(parts[f"contribution:r0c{slot}"]) <= 2 * BOUND for slot in range(3))
+    assert abs(parts["harm"]) <= 2 * BOUND
     assert abs(parts["accuracy_beyond_twin"]) <= 2.0
     assert parts["lasting_accuracy"] <= 1.0
 
@@ -296,7 +397,7 @@ def test_the_loss_family_does_not_know_the_unit_of_the_loss(facts, scale):
     assert reward_parts(other, FAMILIES["loss"]) == reward_parts(facts, FAMILIES["loss"])
 
 
-@pytest.mark.parametrize(("family", "foreign"), [("contribution", "loss"), ("loss", "accuracy")])
+@pytest.mark.parametrize(("family", "foreign"), [("lead", "loss"), ("loss", "accuracy")])
 @given(facts=epochs(), value=accuracies)
 def test_a_family_does_not_look_at_the_others_readings(family, foreign, facts, value):
     names = [
@@ -316,8 +417,15 @@ def test_a_family_does_not_look_at_the_others_readings(family, foreign, facts, v
 @given(epochs())
 def test_each_part_is_its_term_times_its_weight(family, facts):
     parts = reward_parts(facts, FAMILIES[family])
-    assert list(parts) == list(FAMILIES[family])
-    assert parts == {name: weight * TERMS[name](facts) for name, weight in FAMILIES[family].items()}
+    assert list(dict.fromkeys(name.partition(":")[0] for name in parts)) == list(FAMILIES[family])
+    for name, weight in FAMILIES[family].items():
+        earned = TERMS[name](facts)
+        if name == "contribution":
+            assert {
+                f"contribution:{slot}": weight * part for slot, part in earned.items()
+            }.items() <= parts.items()
+        else:
+            assert parts[name] == weight * earned
 
 
 def test_weights_that_are_given_are_the_weights():

@@ -32,7 +32,16 @@ from esper.telemetry.events import (
     from_record,
 )
 from null_sink import NullSink
-from simic.tiny_runs import DECISIONS, end_of, events_of, lines_of, open_sink, tiny, train
+from simic.tiny_runs import (
+    DECISIONS,
+    end_of,
+    events_of,
+    lines_of,
+    open_sink,
+    remains_of_round,
+    tiny,
+    train,
+)
 
 DEBUG_TYPES = {"ACTION_TAKEN", "UPDATE_DUMP"}
 
@@ -122,22 +131,18 @@ def test_a_round_is_what_its_records_add_up_to(whole, number):
     assert [(row["epoch"], row["reward"]) for row in first] == [
         (1, None)
     ] * 2  # nothing was decided before
-    last = [
-        max((row for row in epochs if row["host"] == host), key=lambda row: row["epoch"])
-        for host in range(2)
-    ]
+    last = list({row["host"]: row for row in epochs}.values())
     host_params = build_environment(config).population.runs[0].model.host_params
     assert len(epochs) == DECISIONS
     assert event.mean_return == pytest.approx(sum(row["reward"] for row in epochs) / 2)
+    ends = {row["host"]: row for row in [*last, *remains_of_round(config, number)]}
     assert event.accuracy == pytest.approx(
-        statistics.fmean(row["held_out_accuracy"] for row in last)
+        statistics.fmean(row["held_out_accuracy"] for row in ends.values())
     )
-    assert event.twin_accuracy == pytest.approx(
-        statistics.fmean(row["twin_accuracy"] for row in last)
-    )
-    assert event.params_share == pytest.approx(
-        statistics.fmean(row["params"] / host_params for row in last)
-    )
+    twins = [row["twin_accuracy"] for row in last]
+    assert event.twin_accuracy == pytest.approx(statistics.fmean(twins))
+    shares = [row["params"] / host_params for row in last]
+    assert event.params_share == pytest.approx(statistics.fmean(shares))
     for name, value in event.reward_parts.items():
         assert value == pytest.approx(
             sum(row["reward_parts"][name] for row in epochs) / 2, abs=1e-12
@@ -175,8 +180,9 @@ def test_reward_parts_add_up_to_the_reward_and_to_the_mean_return(whole):
     for event in seen:
         assert sum(event.reward_parts.values()) == pytest.approx(event.mean_return, abs=1e-12)
         assert list(event.reward_parts) == [
-            "accuracy_beyond_twin",
-            "lasting_accuracy",
+            "contribution:r0c0",
+            "contribution:r0c1",
+            "harm",
             "rent",
             "churn",
             "breakdown",

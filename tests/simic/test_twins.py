@@ -11,7 +11,7 @@ import pytest
 from esper.kasmina.hosts import build_mlp_host
 from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
-from esper.simic.twins import twin_readings
+from simic.growths import twin_readings
 
 TASK = replace(get_task("blobs"), epochs=3)
 

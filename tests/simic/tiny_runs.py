@@ -82,6 +82,15 @@ def events_of(folder, *kinds):
     return [row for row in rows if not kinds or row["type"] in kinds]
 
 
+def remains_of_round(config, number):
+    """What ends of episodes left, in the round of this number."""
+    rows, played = [], None
+    for row in events_of(config.out, "RoundBegan", "RemainsMeasured"):
+        played = row["round"] if row["type"] == "RoundBegan" else played
+        rows += [row] if row["type"] == "RemainsMeasured" and played == number else []
+    return rows
+
+
 def manifest_of(folder):
     """What the manifest of a run lists:
 

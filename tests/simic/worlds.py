@@ -231,13 +231,21 @@ def growth_masks(count, draw):
 
 
 def growth_rollout(
-    agent, steps=8, count=4, seed=0, ends=0.15, whole=False, reward=lambda draws: draws
+    agent,
+    steps=8,
+    count=4,
+    seed=0,
+    ends=0.15,
+    whole=False,
+    reward=lambda draws: draws,
+    has_graph=False,
 ):
     """A rollout of random observations and masks, with episodes that end at random, half of them
     truncated.
 
     Args:
         whole: one episode per row, which ends with the row.
+        has_graph: gradients are recorded while it is filled.
     """
     draw = torch.Generator().manual_seed(seed)
     network = agent.network
@@ -245,7 +253,7 @@ def growth_rollout(
     rollout = Rollout(steps, count, WIDTH, network.spec, shapes)
     hidden, begins = network.get_initial_hidden(count), torch.ones(count, dtype=torch.bool)
     rollout.begin(hidden)
-    with torch.no_grad():
+    with torch.set_grad_enabled(has_graph):
         for step in range(steps):
             states, masks = torch.randn(count, WIDTH, generator=draw), growth_masks(count, draw)
             choices, log_probs, values, hidden = network.get_action(

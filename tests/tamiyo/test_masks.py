@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import is_legal
 from esper.kasmina.hosts import build_cnn_host, build_mlp_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import SettingError, SlotIdError, UnknownNameError
@@ -25,7 +26,6 @@ from esper.leyline.factored_actions import (
     ActionSpace,
     FactoredAction,
 )
-from esper.leyline.legality import is_legal
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig

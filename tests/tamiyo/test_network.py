@@ -118,6 +118,15 @@ def test_a_fresh_policy_is_close_to_even():
         assert (said[f"{head}_logits"].softmax(-1) * size - 1).abs().max() < 0.2
 
 
+def test_a_fresh_policy_values_every_state_alike():
+    """A random value is noise in the first advantages, and hides a reward that is rare."""
+    torch.manual_seed(0)
+    net = FactoredRecurrentActorCritic(STATE_DIM, 3)
+    values = net.look(torch.randn(200, STATE_DIM), net.get_initial_hidden(200))
+    assert values.abs().max() < 0.1
+    assert values.std() > 0  # not exactly alike, so that every layer learns from the first step on
+
+
 # -- choosing --------------------------------------------------------------------------------------
 
 

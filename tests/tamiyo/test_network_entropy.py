@@ -6,7 +6,15 @@ import math
 import pytest
 import torch
 
-from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_WAIT,
+)
 from esper.tamiyo.heads import Head, HeadSpec, openings
 from esper.tamiyo.network import RecurrentActorCritic
 from tamiyo.policy_cases import (
@@ -284,21 +292,21 @@ def test_without_masks_every_head_with_more_than_one_choice_counts():
 @pytest.mark.parametrize("make", [joint_masks, plain_masks])
 @pytest.mark.parametrize("head", ["slot", "blueprint", "blend"])
 def test_stored_choices_of_unused_heads_change_nothing_by_one_bit(head, make):
-    net, states, masks = build(sharpness=30), torch.randn(8, 10, STATE_DIM), make(8, 10)
+    net, states, masks = build(sharpness=30), torch.randn(16, 10, STATE_DIM), make(16, 10)
     masks["op"][:] = True
     stored, *_ = net.get_action(states, **as_arguments(masks))
     unused = stored["op"] == OP_WAIT if head == "slot" else stored["op"] != OP_GERMINATE
-    size = {"slot": 3, "blueprint": 12, "blend": 3}[head]
+    size = {"slot": 3, "blueprint": NUM_BLUEPRINTS, "blend": NUM_BLENDS}[head]
     poisoned = {
         **stored,
         head: torch.where(unused, torch.randint(1, size, unused.shape), stored[head]),
     }
     assert int((poisoned[head] != stored[head]).sum()) > 20
-    weights = torch.randn(4, 8, 10)
+    weights = torch.randn(4, 16, 10)
     found, slopes = [], []
     for actions in (stored, poisoned):
         net.zero_grad()
-        found.append(net.evaluate_actions(states, actions, masks, net.get_initial_hidden(8)))
+        found.append(net.evaluate_actions(states, actions, masks, net.get_initial_hidden(16)))
         said = found[-1]
         (
             torch.stack([said.log_probs[name] + said.entropy[name] for name in HEADS]) * weights

@@ -7,15 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import is_legal
 from esper.leyline.errors import MaskError
 from esper.leyline.factored_actions import (
+    NUM_BLUEPRINTS,
     OP_CULL,
     OP_GERMINATE,
     OP_WAIT,
     ActionSpace,
     FactoredAction,
 )
-from esper.leyline.legality import GrowthView, is_legal
+from esper.leyline.legality import GrowthView
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -85,7 +87,7 @@ def test_a_conditional_mask_is_read_at_the_choice_made_before():
     net, masks = build(), joint_masks(300)
     masks["op"][:] = torch.tensor([False, True, True, False])
     masks["slot"][:] = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.bool)
-    masks["blueprint"][:] = torch.eye(12, dtype=torch.bool)[[5, 7, 9]]
+    masks["blueprint"][:] = torch.eye(NUM_BLUEPRINTS, dtype=torch.bool)[[5, 7, 9]]
     choices, *_ = net.get_action(torch.randn(300, STATE_DIM), **as_arguments(masks))
     planted = choices["op"] == OP_GERMINATE
     assert 50 < int(planted.sum()) < 250
@@ -192,7 +194,7 @@ def test_any_masks_give_choices_that_they_allow(data, slots, deterministic, seed
     drawn = {
         "op": data.draw(rows_of(2, 4)),
         "slot": [data.draw(rows_of(4, slots)) for _ in range(2)],
-        "blueprint": [data.draw(rows_of(slots, 12)) for _ in range(2)],
+        "blueprint": [data.draw(rows_of(slots, NUM_BLUEPRINTS)) for _ in range(2)],
         "blend": data.draw(rows_of(2, 3)),
     }
     masks = {head: torch.tensor(rows).repeat_interleave(20, 0) for head, rows in drawn.items()}

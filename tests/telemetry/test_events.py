@@ -15,6 +15,7 @@ from esper.telemetry.events import (
     ArmFinished,
     BlocksCompiled,
     CheckpointSaved,
+    CostsBooked,
     FossilJudged,
     GateJudged,
     GrowthHint,
@@ -23,6 +24,7 @@ from esper.telemetry.events import (
     HostRolledBack,
     LedgerClosed,
     RankTimed,
+    RemainsMeasured,
     RoundBegan,
     RoundFinished,
     SeedMeasured,
@@ -69,6 +71,8 @@ EVENTS = [
     GateJudged(0, 3, "r0c0", "G2", None, "a gain", "not measured", "nothing was measured"),
     FossilJudged(0, 3, "r0c0", "norm", -0.25, 0.125, False),
     FossilJudged(0, 3, "r0c0", "norm", None, None, True),
+    RemainsMeasured(0, 3, 0.5, 0.75, ["r0c1"], {"r0c0": 0.25}, 10**9),
+    RemainsMeasured(0, 3, None, None, [], {}, 10**9),
     GrowthHint(0, 3, "the rate is low"),
     BlocksCompiled(0, 3, 6, 12.5),
     HostRolledBack(1, 3, "training loss is nan"),
@@ -78,6 +82,7 @@ EVENTS = [
     SeedMeasured(0, 3, "r0c0", "GERMINATED", "norm", 0.0, 0, 48, None, None),
     taught_epoch(2, 0, 3, 0.5, None, 0.25, 0.5, 1234, 10**9, -0.25, {"rent": -0.25}),
     RankTimed(2, 1, 4, 3.5),
+    CostsBooked("learning", 2, {"learning": 1000}, {"learning": 64}, {"learning": 0.5}),
     RoundBegan(2),
     RoundFinished(
         2,
@@ -94,6 +99,7 @@ EVENTS = [
         0,
         {"lr": 0.1},
         3.5,
+        {"episodes": 2000, "learning": 1000},
     ),
     AnomalyFound(2, "kl", None, 0.5, "host 1", True),
     CheckpointSaved(2, "round-000002.safetensors"),
@@ -128,7 +134,7 @@ def test_an_event_reads_as_one_line_with_its_numbers(event):
         CheckpointSaved: "round 2",
         RoundBegan: "round 2",
     }
-    when[RankTimed] = "round 2"
+    when[RankTimed] = when[CostsBooked] = "round 2"
     when[LedgerClosed] = "host 0: 1e+03 FLOPs, at most 1,234 parameters"
     assert when.get(type(event), "epoch 3") in text
 

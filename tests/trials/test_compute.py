@@ -18,11 +18,12 @@ from esper.runtime.population import Population
 from esper.runtime.tasks.registry import TASKS
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.rewards import FAMILIES
-from esper.simic.twins import fingerprint, twin_readings
+from esper.simic.twins import fingerprint
 from esper.storage import runfolder
 from esper.trials.config import CompareConfig
 from runtime.clocked import CNN, TEXT, text_splits
 from simic import tiny_runs
+from simic.growths import twin_readings
 from simic.tiny_runs import events_of, tiny, train
 from trials.grown_runs import assert_same_end, configured, grow, grow_epoch_by_epoch, stopped
 

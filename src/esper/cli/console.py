@@ -114,6 +114,14 @@ def _pace(event: RoundFinished, rounds: int) -> tuple[str, str]:
     return f"{speed:.0f} decisions/s", clock(event.seconds * (rounds - event.round - 1))
 
 
+def _cost(event: RoundFinished) -> str:
+    """What a round has cost, and the part of the policy's learning in it."""
+    total = sum(event.flops.values())
+    if not total:
+        return "FLOPs not known"
+    return f"{total:.3g} FLOPs ({event.flops.get('learning', 0) / total:.1%} learning)"
+
+
 def round_line(event: RoundFinished, rounds: int) -> str:
     """Return a round in one line, for where there is no terminal."""
     ops = " ".join(f"{name.lower()} {count}" for name, count in event.ops.items())
@@ -122,7 +130,7 @@ def round_line(event: RoundFinished, rounds: int) -> str:
         f"round {event.round + 1}/{rounds}  return {event.mean_return:+.3f}  accuracy "
         f"{event.accuracy:.2%} "
         f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  "
-        f"{ops}  {speed}  {left} left"
+        f"{ops}  {_cost(event)}  {speed}  {left} left"
     )
 
 
@@ -143,6 +151,7 @@ def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
         "reward parts",
         ", ".join(f"{name} {value:+.3f}" for name, value in event.reward_parts.items()),
     )
+    table.add_row("cost", _cost(event))
     table.add_row("speed", speed)
     table.add_row("time left", left)
     return table

@@ -122,10 +122,23 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     if summary.best_accuracy is not None:
         parts.append(f"best {summary.best_accuracy:.2%}")
     parts.append(f"{summary.events:,} events")
+    parts += _spent(moment.view)
     if moment.view.unknown:
         parts.append(f"{moment.view.unknown:,} not understood")
     said = Text(printable(moment.note), "bold reverse") if moment.note else Text(" · ".join(parts))
     return "", Group(text, lay_out([[bar(share, 10), f"{share:4.0%}", said]], wide=2))
+
+
+def _spent(view: RunView) -> list[str]:
+    """What a taught policy's run has cost so far, and the shares that are not its episodes'."""
+    flops = {
+        what: sum(cost["flops"] for cost in phases.values()) for what, phases in view.spent.items()
+    }
+    total = sum(flops.values())
+    if not total:
+        return []
+    shares = [f"{what} {flops[what] / total:.1%}" for what in flops if what != "episodes"]
+    return [f"{total:.3g} FLOPs" + (f" ({', '.join(shares)})" if shares else "")]
 
 
 def draw_chain(moment: Moment, width: int, height: int) -> Picture:
@@ -141,10 +154,24 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     if view.config.get("task", {}).get("clock") == "compute":
         title += f" · {last(episode.epochs, 'share', '{:.1%}'.format)} of its compute"
         title += f", {last(episode.epochs, 'steps', '{:.0f}'.format)} steps"
+    if not view.slots:
+        return title, _none("seed")
     heads = ("slot", "stage", "blueprint", "alpha", "", "contribution", "age", "fossils")
-    return title, lay_out(
-        (_slot_row(episode, slot) for slot in view.slots), 3, heads
-    ) if view.slots else _none("seed")
+    slots = lay_out((_slot_row(episode, slot) for slot in view.slots), 3, heads)
+    return title, Group(_last_action(episode), slots)
+
+
+def _last_action(episode: Episode) -> Text:
+    """What was last done to a host, or refused; WAIT is no action."""
+    action = episode.last_action
+    if not action:
+        return _none("action")
+    planted = f" {action['blueprint']} ({action['blend']})" if action["blueprint"] else ""
+    place = f"{action['slot']} {(action['module'] or '')[-14:]}".strip()
+    line = f"last action: {action['op']}{planted} in {place} at epoch {action['epoch']}"
+    if action["refused"]:
+        line += f", refused: {action['refused']}"
+    return Text(printable(line), no_wrap=True, overflow="ellipsis")
 
 
 def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
@@ -162,6 +189,8 @@ def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
         if seed.removed is not None:
             end += f", removed at {seed.removed}"
         return name, shown, blueprint, "", "", end, "", fossils
+    if slot in episode.undecided:
+        return name, shown, blueprint, "", "", "undecided at the end, left out", "", fossils
     gain = format_gain(seed.contribution, seed.standard_error)
     return (
         name,

@@ -62,11 +62,19 @@ def header(reader: RunReader) -> dict[str, Any]:
     return summary | {
         "round": view.round,
         "hosts": sorted(view.episodes),
+        "last_actions": _last_actions(view),
         "slots": view.slots,
         "epochs": planned if type(planned) is int else max(trained, default=0),
         "over_twin": None if grown is None or twin is None else grown - twin,
         "unknown": view.unknown,
     }
+
+
+def _last_actions(view: RunView) -> list[dict[str, Any]]:
+    """The newest action of each host that has acted in its episode."""
+    hosts = sorted(view.episodes)[:MOST_ROWS]
+    acted = [host for host in hosts if view.episodes[host].last_action]
+    return [{"host": host, **view.episodes[host].last_action} for host in acted]
 
 
 def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
@@ -85,13 +93,21 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
         "spans": shown,
         "spans_left_out": len(episode.spans) - len(spans),
         "actions": episode.actions,
+        "last_action": episode.last_action or None,
         "rollbacks": episode.rollbacks[-MOST_ROWS:],
+        "undecided": episode.undecided[-MOST_ROWS:],
     }
 
 
 def rest(view: RunView) -> dict[str, Any]:
     """Return what does not change with every epoch."""
-    return {"config": view.config} | {name: getattr(view, name)[-MOST_ROWS:] for name in _LISTS}
+    spent = [
+        {"what": what, "phase": phase, **costs}
+        for what, phases in view.spent.items()
+        for phase, costs in phases.items()
+    ]
+    lists = {name: getattr(view, name)[-MOST_ROWS:] for name in _LISTS}
+    return {"config": view.config, "spent": spent[:MOST_ROWS], **lists}
 
 
 class Counts(NamedTuple):
@@ -132,7 +148,8 @@ def news(reader: RunReader, host: int, sent: Sent) -> dict[str, Any] | None:
     lines = [asdict(line) for line in view.log if line.number >= sent.events]
     if lines:
         message["log"] = lines[-MOST_ROWS:]
-    counts = Counts(rounds=view.rounds.rows, lists=[len(getattr(view, name)) for name in _LISTS])
+    lengths = [len(getattr(view, name)) for name in _LISTS]
+    counts = Counts(rounds=view.rounds.rows, lists=[*lengths, view.bookings])
     if counts.rounds != sent.counts.rounds:
         message["rounds"] = view.rounds.thinned(POINTS)
     if counts.lists != sent.counts.lists:

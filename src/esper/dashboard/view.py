@@ -7,21 +7,20 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 from esper.dashboard.series import Series
+from esper.dashboard.soundness import Record, is_sound
 from esper.leyline.errors import EsperError, is_number, printable
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import ordered_slots
-from esper.telemetry.events import ACTION_TAKEN, EVENT_TYPES, finite, from_record
+from esper.telemetry.events import finite, from_record
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
 
 _LONGEST_TEXT = 400
-_DEBUG_KINDS = (ACTION_TAKEN, "UPDATE_DUMP")
-Record = Mapping[str, Any]
+_COSTS = ("flops", "examples", "seconds")
 
 
 class StageStart(NamedTuple):
@@ -84,7 +83,10 @@ class Episode:
     spans: list[SeedSpan] = field(default_factory=list)
     actions: int = 0  # those that were refused included
     acted: int = -1  # epoch of the newest action
+    # of the newest action: epoch, op, slot, module, blueprint, blend, refused; WAIT is none
+    last_action: dict[str, Any] = field(default_factory=dict)
     rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
+    undecided: list[str] = field(default_factory=list)  # slots whose seed was left out at the end
     # slot -> verdicts before a seed germinated in it
     unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -135,6 +137,9 @@ class RunView:
     episodes: dict[int, Episode] = field(default_factory=dict)  # the newest of each host
     results: list[dict[str, Any]] = field(default_factory=list)  # records of ArmFinished
     ledgers: list[dict[str, Any]] = field(default_factory=list)  # of LedgerClosed
+    # of a taught policy: what the run spent on -> phase -> FLOPs, examples and seconds so far
+    spent: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    bookings: int = 0  # records that were added to `spent`
     anomalies: list[dict[str, Any]] = field(default_factory=list)  # of AnomalyFound
     worth: list[dict[str, Any]] = field(default_factory=list)  # of GrowthReported
     events: int = 0  # records folded
@@ -234,36 +239,6 @@ def _word(event: NumberedRecord) -> LogLine:
     )
 
 
-# -- which records are sound -----------------------------------------------------------------------
-
-
-def _options(annotation: Any) -> set[type]:
-    """Return the types that a field's value may have; a whole number is a float as well."""
-    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = {get_origin(option) or option for option in options}
-    return kinds | {int} if float in kinds else kinds
-
-
-def _field_kinds(event: type) -> dict[str, set[type]]:
-    """Return the fields of a record of this event, with the types that each may have."""
-    fields: dict[str, set[type]] = {"type": {str}}
-    for name, annotation in get_type_hints(event).items():
-        fields[name] = _options(annotation)
-    return fields
-
-
-_FIELDS = {name: _field_kinds(event) for name, event in EVENT_TYPES.items()}
-
-
-def is_sound(record: Record) -> bool:
-    """Whether a record has the fields of its type, each with a value that may be there."""
-    kind = record.get("type")
-    fields = _FIELDS.get(str(kind))
-    if fields is None or record.keys() != fields.keys():
-        return kind in _DEBUG_KINDS
-    return all(type(value) in fields[name] for name, value in record.items())
-
-
 # -- what each kind of record changes --------------------------------------------------------------
 
 
@@ -290,6 +265,15 @@ def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> 
 def _action(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     episode.actions += 1
     episode.acted = epoch
+    episode.last_action = {
+        "epoch": epoch,
+        "op": record["op"],
+        "slot": record["slot"],
+        "module": record["module"],
+        "blueprint": record.get("blueprint"),
+        "blend": record.get("blend"),
+        "refused": record.get("reason"),
+    }
     view.chosen[episode.rank][record["op"]] += 1
 
 
@@ -419,6 +403,11 @@ def _rollback(view: RunView, episode: Episode, record: Record, epoch: int) -> No
     episode.rollbacks.append({"epoch": epoch, "reason": record["reason"]})
 
 
+def _remains(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    """Note what the end of an episode left out."""
+    episode.undecided = [str(slot_id) for slot_id in record["left_out"]]
+
+
 def _report(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
     view.worth.append(dict(record))
 
@@ -456,9 +445,30 @@ def _arm_finished(view: RunView, record: Record, rank: int) -> None:
 
 
 def _ledger(view: RunView, record: Record, rank: int) -> None:
-    for costs in (record["flops"], record["examples"], record["seconds"]):
-        array("d", costs.values())  # refuses what is no number
+    _require_numbers(record)
     view.ledgers.append(dict(record))
+    if view.kind == "ppo":
+        _spend(view, "episodes", record)
+
+
+def _costs_booked(view: RunView, record: Record, rank: int) -> None:
+    _require_numbers(record)
+    _spend(view, record["what"], record)
+
+
+def _require_numbers(record: Record) -> None:
+    for name in _COSTS:
+        array("d", record[name].values())  # refuses what is no number
+
+
+def _spend(view: RunView, what: str, record: Record) -> None:
+    """Add the costs of a record to what the run spent on something, phase by phase."""
+    phases = view.spent.setdefault(what, {})
+    for name in _COSTS:
+        for phase, cost in record[name].items():
+            row = phases.setdefault(phase, dict.fromkeys(_COSTS, 0.0))
+            row[name] += cost
+    view.bookings += 1
 
 
 def _anomaly(view: RunView, record: Record, rank: int) -> None:
@@ -475,6 +485,7 @@ OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
     "FossilJudged": _fossil,
     "GrowthReported": _report,
     "HostRolledBack": _rollback,
+    "RemainsMeasured": _remains,
 }
 """Kind of record -> what it changes in the view, in its host's episode, at its epoch."""
 
@@ -483,6 +494,7 @@ OF_RUN: dict[Any, Callable[[RunView, Record, int], None]] = {
     "RoundFinished": _round_finished,
     "ArmFinished": _arm_finished,
     "LedgerClosed": _ledger,
+    "CostsBooked": _costs_booked,
     "AnomalyFound": _anomaly,
 }
 """Kind of record -> what it changes in the view, for a record of this rank."""

@@ -35,7 +35,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.optimizer_saving import OptimizerSnapshot
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.probing import refuse_wrapped
+from esper.kasmina.probing import buffers_kept, refuse_wrapped
 from esper.kasmina.pruning import prune
 from esper.kasmina.saving import restore_network, save_network
 from esper.leyline.errors import MeasurementError, SettingError
@@ -250,7 +250,8 @@ class Garden(PlantingByHand):
                 "no step has measured anything yet, so say how: garden.report(evaluate)."
             )
         measuring = self.books.measuring(self.model, partial(self._evaluation.losses, evaluate))
-        with self._together(), measuring as evaluations:
+        # processes take over each other's buffers for as long as they measure
+        with buffers_kept(self.model), self._together(), measuring as evaluations:
             growth = measure_growth(self.model, evaluations)
             base = evaluations.values[0]
             again = evaluations.repeat_in_doubt(base)

@@ -18,7 +18,11 @@ from esper.kasmina.copies import copying
 from esper.kasmina.copies.copying import Copy, Site
 from esper.kasmina.pricing import BackwardFlops, count_backward, count_flops
 from esper.leyline.errors import BlueprintError, BlueprintMismatchError, UnknownNameError
-from esper.leyline.factored_actions import CNN_BLUEPRINTS, TRANSFORMER_BLUEPRINTS
+from esper.leyline.factored_actions import (
+    CNN_BLUEPRINTS,
+    COPY_BLUEPRINTS,
+    TRANSFORMER_BLUEPRINTS,
+)
 from esper.leyline.registry import enter
 from esper.leyline.slots import KINDS
 
@@ -284,10 +288,12 @@ def _enter_built_in() -> None:
 
 def _require_numbers() -> None:
     """Stop the import if `BlueprintAction` numbers other blueprints than are built in."""
+    copies = {action.to_blueprint_id() for action in COPY_BLUEPRINTS}
+    assert copies == {COPY, COPY_ZERO}, copies
     numbered = {"image": CNN_BLUEPRINTS, "sequence": TRANSFORMER_BLUEPRINTS}
     for kind, actions in numbered.items():
-        names = {action.to_blueprint_id() for action in actions}
-        assert names == set(REGISTRY.defaults_for([kind])), kind
+        names = {action.to_blueprint_id() for action in actions | COPY_BLUEPRINTS}
+        assert names == set(REGISTRY.names(kind)), kind
 
 
 _enter_built_in()

@@ -83,12 +83,20 @@ def _judge(
     model: MorphogeneticModel, position: FossilPosition, losses: Tensor, without: Tensor
 ) -> FossilVerdict:
     """Compare held-out losses of the same examples with a fossil and without it."""
-    gain = None
-    if torch.isfinite(losses).all() and torch.isfinite(without).all():
-        gain = measure_pairs(better=losses, than=without)
+    gain = gain_of(losses, without)
     return FossilVerdict(
         slot_id=position.slot_id,
         blueprint_id=model.slot(position.slot_id).fossil_names[position.number],
         contribution=gain,
         is_kept=gain is None or gain.mean > model.settings.least_gain,
     )
+
+
+def gain_of(losses: Tensor, without: Tensor) -> Measurement | None:
+    """What a fossil contributes, from held-out losses of the same examples with it and without it.
+
+    None where some are not finite: nothing can be said.
+    """
+    if not torch.isfinite(losses).all() or not torch.isfinite(without).all():
+        return None
+    return measure_pairs(better=losses, than=without)

@@ -101,7 +101,7 @@ class NotCompiledError(SettingError):
 class IllegalActionError(EsperError, ValueError):
     """Raised when an action cannot be applied now; nothing has changed.
 
-    Ask `is_legal` first, or catch this error and wait.
+    Ask the masks first, or catch this error and wait.
     """
 
 
@@ -158,6 +158,13 @@ class RepeatedBlendError(IllegalActionError):
     """Raised when a blend would raise a seed exactly as another blend of the run does.
 
     Choose the blend that the message names, or a longer ramp.
+    """
+
+
+class EpisodeOverError(EsperError, RuntimeError):
+    """Raised when an environment is asked for a step outside of an episode.
+
+    Call `reset` first: it begins the next one.
     """
 
 

@@ -3,9 +3,10 @@
 Nothing here applies an action; whether one is possible is said by `legality`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.slots import SlotConfig
@@ -50,6 +51,8 @@ class BlueprintAction(IntEnum):
     LORA = 9
     MLP_SMALL = 10
     MLP = 11
+    COPY = 12
+    COPY_ZERO = 13
 
     def to_blueprint_id(self) -> str | None:
         """The blueprint's name in the registry; None for NOOP."""
@@ -65,25 +68,46 @@ NUM_OPS = len(OP_NAMES)
 NUM_BLENDS = len(BLEND_IDS)
 NUM_BLUEPRINTS = len(BLUEPRINT_IDS)
 
-# plain numbers for loops that compare many
-OP_WAIT = int(LifecycleOp.WAIT)
-OP_GERMINATE = int(LifecycleOp.GERMINATE)
-OP_CULL = int(LifecycleOp.CULL)
-OP_FOSSILIZE = int(LifecycleOp.FOSSILIZE)
+# plain numbers for loops that compare many, bound by name to their place in the table
+OP_WAIT = OP_NAMES.index("WAIT")
+OP_GERMINATE = OP_NAMES.index("GERMINATE")
+OP_CULL = OP_NAMES.index("CULL")
+OP_FOSSILIZE = OP_NAMES.index("FOSSILIZE")
 _OPS = tuple(LifecycleOp)  # indexed several times as fast as `LifecycleOp(index)`
+
+
+def require_op_numbers(constants: Mapping[str, Any]) -> None:
+    """Refuse constants of which one is not the number that its op has.
+
+    >>> require_op_numbers({"OP_WAIT": 0, "OP_GERMINATE": 1, "OP_CULL": 2, "OP_FOSSILIZE": 3})
+    """
+    for op in LifecycleOp:
+        number = constants.get(f"OP_{op.name}")
+        if number != op.value:
+            raise SettingError(
+                f"OP_{op.name} is {number}, but {op.name} has the number {op.value}; what names "
+                f"ops by numbers would mean another op. Give it the number that the op has."
+            )
+
+
+require_op_numbers(globals())
 
 Choice = tuple[int, int, int, int]
 """One decision as indices: op, slot, blueprint, blend."""
 ChoiceNames = tuple[str, str, str | None, str]
 """One decision as names, in the same order."""
 
+COPY_BLUEPRINTS = frozenset({BlueprintAction.COPY, BlueprintAction.COPY_ZERO})
+"""Copies of what stands in the slot, for features of any kind."""
 _FOR_TOKENS_ONLY = {BlueprintAction.LORA, BlueprintAction.MLP_SMALL, BlueprintAction.MLP}
-CNN_BLUEPRINTS = frozenset(BlueprintAction) - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
-"""The built-in blueprints for images."""
+CNN_BLUEPRINTS = (
+    frozenset(BlueprintAction) - COPY_BLUEPRINTS - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
+)
+"""The built-in blueprints for images, without copies."""
 TRANSFORMER_BLUEPRINTS = frozenset(
     {*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM}
 )
-"""The built-in blueprints for sequences."""
+"""The built-in blueprints for sequences, without copies."""
 
 
 @dataclass(frozen=True)
@@ -178,21 +202,6 @@ class FactoredAction:
             blend_algorithm_id=blend_id,
             slot_id=slot_id,
         )
-
-    @property
-    def is_germinate(self) -> bool:
-        """Whether it plants a seed."""
-        return self.op is LifecycleOp.GERMINATE
-
-    @property
-    def is_cull(self) -> bool:
-        """Whether it removes a live seed."""
-        return self.op is LifecycleOp.CULL
-
-    @property
-    def is_fossilize(self) -> bool:
-        """Whether it makes a live seed part of the host."""
-        return self.op is LifecycleOp.FOSSILIZE
 
 
 def look_up(space: ActionSpace, op: int, slot: int, blueprint: int, blend: int) -> ChoiceNames:

@@ -11,7 +11,6 @@ from esper.leyline.factored_actions import (
     OP_GERMINATE,
     OP_WAIT,
     ActionSpace,
-    FactoredAction,
 )
 from esper.leyline.lifecycle import MIN_CULL_AGE, repeated_blends
 from esper.leyline.reports import SeedStateReport
@@ -81,16 +80,10 @@ def require(op: int, slot: str, blueprint: str | None, blend: str, view: GrowthV
         del refusal
 
 
-def is_legal(action: FactoredAction, view: GrowthView) -> bool:
-    """Whether an action can be applied now."""
-    blend = action.blend_algorithm_id
-    return refuse(action.op, action.slot_id, action.blueprint_id, blend, view) is None
-
-
 def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
     """Pairs of blueprint and blend that may be germinated in a slot now, as indices.
 
-    It is `is_legal` for all of them at once.
+    It is `refuse` for all of them at once.
     """
     if _refuse_slot(view.reports[slot_id], view) is not None:
         return []

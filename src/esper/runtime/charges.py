@@ -11,6 +11,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.pruning import find_judged
 from esper.kasmina.slot import SeedSlot, has_gate
+from esper.runtime.closing import leaves_more_than_the_host
 from esper.runtime.counterfactuals import SCORE_EXAMPLES, incubated_slots, measured_slots
 from esper.runtime.host import HostRun
 from esper.runtime.ledger import Charge
@@ -141,7 +142,7 @@ def closing_passes(run: HostRun, *, measures_left: bool) -> int:
     passes = 0
     if fossils and run.model.settings.prunes and not run.is_pruned:
         passes += 1 + fossils
-    if measures_left and (fossils or run.model.active_seeds):
+    if measures_left and leaves_more_than_the_host(run.model):
         passes += 1 + fossils
     return passes
 

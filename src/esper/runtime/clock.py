@@ -100,9 +100,11 @@ class ComputeClock:
     def _refuse_too_little(self, run: HostRun, prices: _Prices) -> None:
         """Raise an error where the budget leaves nothing to train with."""
         is_first = run.epoch == 0
-        # every slot that can hold a seed may be measured for good, and measuring costs more once a
-        # host has grown to its most parameters
-        seeds = sum_charges(most_seed_charges(run, self.flops))
+        # measuring costs more once a host has grown to its most parameters; where seeds may stay
+        # undecided, every slot that can hold one may be measured in every decision
+        seeds = 0
+        if run.leaves_undecided:
+            seeds = sum_charges(most_seed_charges(run, self.flops))
         most_fixed = prices.fixed if run.is_static else self.task.budget * (prices.fixed + seeds)
         is_tight = is_first and most_fixed > self.due(0)
         is_used_up = prices.used + prices.fixed > self.budget

@@ -100,6 +100,8 @@ class HostRun:
         self._plan_steps(most)
         # with clock compute, a host that no policy decides about pays for its last measurement only
         self.is_static = False
+        # whether seeds may stay on probation, because no rule's standing order keeps them
+        self.leaves_undecided = False
         self.pays_for_measuring = True
         self.has_segments = self._find_segments()
         self._place_readings()

@@ -3,11 +3,20 @@
 The prices are counted in `kasmina.pricing`, the charges are made in `charges`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, get_args
 
-Phase = Literal["training", "shadow", "validation", "counterfactual", "score", "policy"]
+Phase = Literal[
+    "training",
+    "shadow",
+    "validation",
+    "counterfactual",
+    "score",
+    "policy",
+    "learning",
+    "closing",
+]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
@@ -40,7 +49,10 @@ def _no_costs() -> dict[str, PhaseCost]:
 
 @dataclass
 class Ledger:
-    """The costs of one host's episode by phase, and its largest number of parameters."""
+    """The costs of one host's episode by phase, and its largest number of parameters.
+
+    The phase `learning` is of the policy that all hosts teach: no host's own ledger has any of it.
+    """
 
     phases: dict[str, PhaseCost] = field(default_factory=_no_costs)
     peak_params: int = 0
@@ -73,6 +85,27 @@ class Ledger:
     def flops(self) -> int:
         """FLOPs of all phases."""
         return sum(cost.flops for cost in self.phases.values())
+
+
+def add_up(ledgers: Iterable[Ledger]) -> Ledger:
+    """One ledger with the costs of all of them; the largest of their hosts is its peak.
+
+    >>> one = Ledger()
+    >>> one.settle([Charge("training", examples=10, flops_each=3)], seconds=0.5)
+    >>> add_up([one, one]).phases["training"]
+    PhaseCost(examples=20, flops=60, seconds=1.0)
+    """
+    total = Ledger()
+    for ledger in ledgers:
+        total.peak_params = max(total.peak_params, ledger.peak_params)
+        for name, cost in ledger.phases.items():
+            before = total.phases[name]
+            total.phases[name] = PhaseCost(
+                examples=before.examples + cost.examples,
+                flops=before.flops + cost.flops,
+                seconds=before.seconds + cost.seconds,
+            )
+    return total
 
 
 def _weigh(charges: Sequence[Charge]) -> list[int]:

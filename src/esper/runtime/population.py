@@ -29,13 +29,14 @@ from esper.runtime.charges import (
     training_charges,
 )
 from esper.runtime.clock import ComputeClock
+from esper.runtime.closing import Remains, leaves_more_than_the_host, measure_remains
 from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors.choosing import choose_executor
 from esper.runtime.executors.compiling import CompiledSoFar, compiled_so_far, is_compiled
 from esper.runtime.governor import NEWBORN, Expectations, Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun, HostSnapshot
-from esper.runtime.ledger import Charge
+from esper.runtime.ledger import Charge, Phase
 from esper.runtime.splits import Split, Splits
 from esper.runtime.tasks.task import Task, check_fit
 
@@ -141,6 +142,17 @@ class Population:
             self.flops.back.clear()
         if self.clock is not None:
             self.clock.plan(self.runs[0])  # a budget below one decision is refused here
+
+    def expect_undecided(self, hosts: Sequence[int]) -> None:
+        """Know that seeds of these hosts may stay on probation, as no rule keeps them.
+
+        A budget of compute that cannot pay for measuring them is refused.
+        """
+        for host in hosts:
+            run = self.runs[host]
+            run.leaves_undecided = True
+            if self.clock is not None:
+                self.clock.plan(run)
 
     def describe(self, report: Callable[[str], None]) -> None:
         """Report what an episode may cost and what it rests on, where settings do not say so."""
@@ -277,13 +289,7 @@ class Population:
             return []
         started = time.perf_counter()
         charges: list[Charge] = []
-        split = run.splits.validation
-
-        def measure() -> torch.Tensor:
-            whole = network_flops(run.model, self.flops)
-            charges.append(Charge("counterfactual", len(split), whole))
-            return score_examples(run, split)
-
+        measure = self._scorer(run, "counterfactual", charges)
         with memory_errors():
             verdicts, scored = prune(run.model, measure, measure())
         run.ledger.settle(charges, time.perf_counter() - started)
@@ -294,6 +300,40 @@ class Population:
             run.reading = replace(run.reading, held_out_loss=loss, held_out_accuracy=accuracy)
             governor.keep()  # a rollback brings nothing back that was removed
         return verdicts
+
+    def _scorer(
+        self, run: HostRun, phase: Phase, charges: list[Charge]
+    ) -> Callable[[], torch.Tensor]:
+        """A function that scores held-out examples with the network as it then is.
+
+        It adds the charge of every call to `charges`.
+        """
+        split = run.splits.validation
+
+        def score() -> torch.Tensor:
+            charges.append(Charge(phase, len(split), network_flops(run.model, self.flops)))
+            return score_examples(run, split)
+
+        return score
+
+    def measure_remains(self, host: int) -> Remains | None:
+        """Measure what the end of an episode leaves of a host; its reading is of that from now on.
+
+        None where there is nothing but the bare host, which has been measured.
+        """
+        run = self.runs[host]
+        if run.reading is None or not leaves_more_than_the_host(run.model):
+            return None
+        started = time.perf_counter()
+        charges: list[Charge] = []
+        with memory_errors():
+            remains = measure_remains(run.model, self._scorer(run, "closing", charges))
+        run.ledger.settle(charges, time.perf_counter() - started)
+        self.mark_charged()
+        run.reading = replace(
+            run.reading, held_out_loss=remains.loss, held_out_accuracy=remains.accuracy
+        )
+        return remains
 
     def apply(self, host: int, choice: Choice) -> list[SlotChange]:
         """Carry out one decision; an illegal one raises its refusal and changes nothing."""

@@ -25,7 +25,7 @@ class RewardConfig(Configuration):
     """What a decision earns."""
 
     family: str | None = Field(
-        None, description="contribution, loss, compute or your own; see esper list"
+        None, description="contribution, lead, loss, compute or your own (esper list)"
     )
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
@@ -109,7 +109,7 @@ class TrainingConfig(HostsConfig):
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
         task = self.task.build()
-        unfit = ("contribution", "loss") if task.clock == "compute" else ("compute",)
+        unfit = ("contribution", "lead", "loss") if task.clock == "compute" else ("compute",)
         if self.family in unfit:
             raise SettingError(
                 f"reward.family is {self.family}, which does not pay for what clock {task.clock} "

@@ -4,6 +4,7 @@ It applies, trains, measures and pays; nothing learns here.
 
 One step: ops -> tick -> one epoch of training -> measuring -> reward -> observation and masks. A
 reset trains and measures one epoch first, so an action is paid for by the epoch that follows it.
+The last step ends with one more measurement, of the network without its undecided seeds.
 """
 
 import copy
@@ -26,10 +27,12 @@ from esper.leyline.factored_actions import OP_WAIT
 from esper.runtime.charges import network_flops
 from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.host import EpochReading
+from esper.runtime.ledger import add_up
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
-from esper.simic.rewards import FAMILIES, StepFacts, check_weights, reward_parts
-from esper.simic.twins import twin_readings
+from esper.simic.contributions import ContributionBook, Worth
+from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, reward_parts
+from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
 from esper.tamiyo.observation import LARGEST, feature_names, observe
@@ -56,12 +59,20 @@ class Standing:
 
 
 @dataclass(frozen=True)
+class Before:
+    """A host as it stood before the step that is being played."""
+
+    standing: Standing
+    worth: Worth
+    op: int  # what was done
+    twin: EpochReading | None  # None for a host whose episode begins
+
+
+@dataclass(frozen=True)
 class SentStep:
     """What `step_wait` needs to know of the step that `step_async` has begun."""
 
-    twins_before: list[EpochReading | None]  # None for a host whose episode begins
-    ops: list[int]  # what was done
-    before: list[Standing]
+    before: list[Before]
     events: list[list[Event]]
 
 
@@ -79,6 +90,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             the same host never grown, is computed once.
         folder: where twins are kept.
         weights: reward terms by name; `esper.simic.rewards.FAMILIES` has sets of them.
+        gamma: the discount with which what is earned will be added up.
         use_telemetry: whether observations have the telemetry features of each slot.
         first: number of the first host in events, where other processes have hosts too.
         population: how to run hosts, as `Population` takes it (devices, executor, amp,
@@ -97,8 +109,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     ...     obs, rewards, terminated, truncated, info = env.step([wait, wait])
     >>> terminated.tolist(), truncated.tolist()
     ([True, True], [False, False])
-    >>> sorted(info["reward_parts"][0])
-    ['accuracy_beyond_twin', 'breakdown', 'churn', 'lasting_accuracy', 'rent']
+    >>> list(info["reward_parts"][0])
+    ['contribution:r0c0', 'contribution:r0c1', 'harm', 'rent', 'churn', 'breakdown']
     """
 
     def __init__(
@@ -109,6 +121,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         host_seeds: Sequence[int],
         folder: str | Path,
         weights: Mapping[str, float] | None = None,
+        gamma: float = 0.99,
         use_telemetry: bool = True,
         first: int = 0,
         **population: Any,
@@ -129,14 +142,22 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         if weights is None:
             weights = FAMILIES.get(task.clock, FAMILIES["contribution"])
         self.weights = check_weights(weights)
+        if not 0 <= gamma <= 1:
+            raise SettingError(f"gamma is {gamma}; a discount lies between 0 and 1.")
+        self.gamma = gamma
         self.use_telemetry = use_telemetry
         self.first = first
-        readings = twin_readings(task, self.host_seeds, Path(folder), **population)
-        assert readings is not None  # no should_stop was given that could end it
-        self.twins = {seed: bridge_gaps(twin, task.chance) for seed, twin in readings.items()}
+        twins = raise_twins(task, self.host_seeds, Path(folder), **population)
+        assert twins is not None  # no should_stop was given that could end it
+        self.twin_ledger = add_up(twin.ledger for twin in twins.values())
+        self.twins = {seed: bridge_gaps(twin.readings, task.chance) for seed, twin in twins.items()}
         self.units = {seed: typical_change(twin, task.chance) for seed, twin in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
+        if self.population.clock is not None:
+            self.population.clock.measures_left = True
+        self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
+        self.books = [ContributionBook() for _ in range(count)]
         self.space = self.population.runs[0].model.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
         self.width = len(feature_names(self.space.slots, use_telemetry))
@@ -175,6 +196,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         part.first = self.first + hosts.start
         part.population = self.population.part(hosts)
         part.episodes = Episodes(part.population, part.first)
+        part.books = self.books[rows]
         part.is_over = self.is_over[rows]
         part.accuracy = self.accuracy[rows]
         part.loss = self.loss[rows]
@@ -203,7 +225,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def reset_wait(self) -> tuple[Any, Info]:
         """Observations and info after the epoch that `reset_async` has begun."""
-        return self._see(self._finish(), {})
+        return self._see(self._finish(), {"reward_parts": [{} for _ in range(self.num_envs)]})
 
     def _begin(self, host: int) -> None:
         """A new episode in place of this host's, with the seed whose turn it is."""
@@ -213,6 +235,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.begun += 1
         self.accuracy[host] = self.task.chance
         self.loss[host] = -math.log(self.task.chance)
+        self.books[host].begin(self.population.runs[host].slots)
 
     def twin(self, host: int) -> EpochReading:
         """The twin's reading of the epoch that the host has just been trained for."""
@@ -234,13 +257,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             self._begin(host)
         ops, acted = self._apply(np.asarray(actions), begins)
         ticked = self.episodes.tick()
-        scores = zip(self.accuracy.tolist(), self.loss.tolist(), strict=True)
-        self._sent = SentStep(
-            twins_before=twins_before,
-            ops=ops,
-            before=[Standing(accuracy=accuracy, loss=loss) for accuracy, loss in scores],
-            events=_chained(acted, ticked),
-        )
+        before = []
+        for host, (op, twin) in enumerate(zip(ops, twins_before, strict=True)):
+            standing = Standing(accuracy=float(self.accuracy[host]), loss=float(self.loss[host]))
+            before.append(Before(standing=standing, worth=self.books[host].worth, op=op, twin=twin))
+        self._sent = SentStep(before=before, events=_chained(acted, ticked))
         self.episodes.start()
 
     def step_wait(self) -> StepResult:
@@ -250,13 +271,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         rewards = np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, bool)
         parts: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
-        for host, twin_before in enumerate(sent.twins_before):
-            if twin_before is None:
+        for host, before in enumerate(sent.before):
+            if before.twin is None:
                 continue
             is_rolled_back = any(isinstance(event, HostRolledBack) for event in trained[host])
-            facts = self._facts(
-                host, sent.ops[host], sent.before[host], twin_before, is_rolled_back
-            )
+            facts = self._facts(host, before, before.twin, is_rolled_back)
             parts[host] = reward_parts(facts, self.weights)
             rewards[host] = sum(parts[host].values())
             terminated[host] = facts.is_last
@@ -285,8 +304,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _facts(
         self,
         host: int,
-        op: int,
-        before: Standing,
+        before: Before,
         twin_before: EpochReading,
         is_rolled_back: bool,
     ) -> StepFacts:
@@ -295,42 +313,63 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         model = run.model
         twin_standing = _standing_of(self.twin(host))
         twin_standing_before = _standing_of(twin_before)
+        standing_before = before.standing
         if self.population.clock is not None and run.epoch == 2:
             # a twin pays for no measurement, so in the first epoch it has seen more than the host
-            before = twin_standing_before
+            standing_before = twin_standing_before
         flops = self.population.flops
         added = model.fossilized_params + model.active_params
-        is_lost = self.population.governors[host].rollbacks >= MAX_ROLLBACKS
+        worth = self.books[host].worth
         return StepFacts(
             accuracy=float(self.accuracy[host]),
-            accuracy_before=before.accuracy,
+            accuracy_before=standing_before.accuracy,
             twin_accuracy=twin_standing.accuracy,
             twin_accuracy_before=twin_standing_before.accuracy,
             loss=float(self.loss[host]),
-            loss_before=before.loss,
+            loss_before=standing_before.loss,
             twin_loss=twin_standing.loss,
             twin_loss_before=twin_standing_before.loss,
             loss_unit=self.units[run.seed],
-            op=op,
+            op=before.op,
             params_share=added / model.host_params,
             flops_share=network_flops(model, flops) / flops.whole - 1.0,
             kept_share=model.fossilized_params / added if added else 0.0,
-            is_last=is_lost or run.epoch >= self.task.epochs,
+            is_last=self._is_last(host),
             is_rolled_back=is_rolled_back,
-            is_lost=is_lost,
+            is_lost=self._is_lost(host),
+            contributions=worth.contributions,
+            contributions_before=before.worth.contributions,
+            lead=worth.lead,
+            lead_before=before.worth.lead,
+            gamma=self.gamma,
         )
+
+    def _is_lost(self, host: int) -> bool:
+        """Whether the governor has given the host up."""
+        return self.population.governors[host].rollbacks >= MAX_ROLLBACKS
+
+    def _is_last(self, host: int) -> bool:
+        """Whether the episode of a host ends with the epoch that it was just trained for."""
+        return self._is_lost(host) or self.population.runs[host].epoch >= self.task.epochs
 
     def _finish(self) -> list[list[Event]]:
         """Wait for the epoch of every host; what happened, by host.
 
-        A host without a reading stands where it stood, and so does a twin.
+        A host without a reading stands where it stood, and so does a twin. One whose episode ends
+        stands where what is left of it stands; one that was given up is not measured again.
         """
         happened = self.episodes.finish()
-        for host, reading in enumerate(self.population.readings()):
-            if reading is not None and _is_measured(reading):
-                standing = _standing_of(reading)
+        for host, run in enumerate(self.population.runs):
+            if self._is_last(host) and not self._is_lost(host):
+                happened[host] += self.episodes.measure_remains(host)
+            if run.reading is not None and _is_measured(run.reading):
+                standing = _standing_of(run.reading)
                 self.accuracy[host] = standing.accuracy
                 self.loss[host] = standing.loss
+            unit = self.units[run.seed]
+            twin_loss = _standing_of(self.twin(host)).loss
+            lead = in_units(twin_loss - float(self.loss[host]), unit)
+            self.books[host].read(run, happened[host], lead, unit)
         return happened
 
     def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.factored_actions import OP_NAMES
+from esper.runtime.ledger import Ledger
+from esper.simic.costs import EPISODES, LEARNING, book
 from esper.simic.environment import GrowthVectorEnv, Info
 from esper.simic.team import Team
 from esper.telemetry import events
@@ -33,6 +35,7 @@ class Sums:
     reward_parts: dict[str, float]
     ops: dict[str, int]
     stages: dict[str, int]  # how often a slot came to each
+    flops: int  # of their episodes
 
 
 class RoundTally:
@@ -43,10 +46,11 @@ class RoundTally:
         self.number = number
         self.sink = sink
         self.returns = np.zeros(env.num_envs)
-        self.parts = dict.fromkeys(env.weights, 0.0)
+        self.parts: dict[str, float] = {}
         self.ops = np.zeros(len(OP_NAMES), int)
         self.stages: dict[str, int] = {}
         self.refused = 0
+        self.flops = 0  # of the episodes that have ended
         # of each host after its last epoch
         self.accuracy = np.zeros(env.num_envs)
         self.twin_accuracy = np.zeros(env.num_envs)
@@ -73,7 +77,7 @@ class RoundTally:
             parts = info["reward_parts"][row]
             self.returns[host] += rewards[row]
             for name, value in parts.items():
-                self.parts[name] += value
+                self.parts[name] = self.parts.get(name, 0.0) + value
             self.ops[actions[row, 0]] += 1
             success = not any(isinstance(event, events.ActionRefused) for event in happened)
             self.refused += not success
@@ -81,8 +85,10 @@ class RoundTally:
                 host_masks = {name: mask[row] for name, mask in masks.items()}
                 self._emit_action(host, actions[row].tolist(), host_masks, success)
             self.emit(host, happened, reward=float(rewards[row]), reward_parts=parts)
-            if self.env.is_over[host] and self.sink.wants(TelemetryLevel.NORMAL):
-                self.sink.write(self.env.episodes.close(host))
+            if self.env.is_over[host]:
+                self.flops += self.env.population.runs[host].ledger.flops
+                if self.sink.wants(TelemetryLevel.NORMAL):
+                    self.sink.write(self.env.episodes.close(host))
 
     def emit(self, host: int, happened: Sequence[events.Event], **earned: Any) -> None:
         """Write a host's events.
@@ -135,11 +141,11 @@ class RoundTally:
         )
 
     def finish(
-        self, decisions: int, update: dict[str, Any], seconds: float, team: Team
+        self, decisions: int, update: dict[str, Any], learning: Ledger, seconds: float, team: Team
     ) -> events.RoundFinished:
         """The round as one event, of the hosts of all ranks; rank 0 writes it.
 
-        The slowest rank's clock counts.
+        `learning` is what the update has cost. The slowest rank's clock counts.
         """
         everyone = team.gather((self._sums(), seconds, self.ranks))
         sums = _added([rank_sums for rank_sums, _, _ in everyone])
@@ -160,8 +166,10 @@ class RoundTally:
             refused=sums.refused,
             update=update,
             seconds=max(clocks),
+            flops={EPISODES: sums.flops, LEARNING: learning.flops},
         )
         if team.rank == 0:
+            self.sink.write(book(LEARNING, self.number, learning))
             self.sink.write(event)
         return event
 
@@ -179,6 +187,7 @@ class RoundTally:
             reward_parts=self.parts,
             ops=dict(zip(OP_NAMES, self.ops.tolist(), strict=True)),
             stages=self.stages,
+            flops=self.flops,
         )
 
 
@@ -194,6 +203,7 @@ def _added(ranks: Sequence[Sums]) -> Sums:
         reward_parts=_added_by_name([rank.reward_parts for rank in ranks]),
         ops=_added_by_name([rank.ops for rank in ranks]),
         stages=_added_by_name([rank.stages for rank in ranks]),
+        flops=sum(rank.flops for rank in ranks),
     )
 
 

@@ -20,6 +20,7 @@ from esper.runtime.devices import limited_threads, parse_devices, repeatable_ker
 from esper.runtime.population import memory_errors
 from esper.simic.checkpoints import History, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
+from esper.simic.costs import TWINS, book, learning_ledger
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.codecs import ActionCodec, Codecs, ObservationCodec
@@ -28,7 +29,7 @@ from esper.simic.ppo.rollout import Rollout
 from esper.simic.rewards import weights_of
 from esper.simic.round_summary import RoundTally
 from esper.simic.team import StopVote, Team
-from esper.simic.twins import twin_readings
+from esper.simic.twins import raise_twins
 from esper.storage import runfolder
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.policy_files import Layout
@@ -86,24 +87,36 @@ def train_ppo_vectorized(
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
         env.population.describe(tell)
         tell(cast(FactoredRecurrentActorCritic, agent.network).describe())
+        tell_twins(env, tell, sink if team.rank == 0 and first_round == 0 else None)
         rollout = build_rollout(env, agent, config.hosts)
         vote = StopVote(team, is_over)
         last_update = time.perf_counter()
         for number in range(first_round, config.rounds):
             tally = play_round(env, agent, rollout, number, sink, vote)
+            played = time.perf_counter()
             record = agent.update(rollout)
+            learning = learning_ledger(agent.network, record, time.perf_counter() - played)
             check_health(record, number, config, sink, emits=team.rank == 0)
             # a round lasts from update to update, with the checkpoint of the round before it
             now = time.perf_counter()
             seconds = now - last_update
             last_update = now
-            event = tally.finish(agent.decisions, plain(record), seconds, team)
+            event = tally.finish(agent.decisions, plain(record), learning, seconds, team)
             vote = vote.for_next_round(rollout.steps, event.seconds)
             history.save(agent, number + 1, event.mean_return)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
             watch(event)
     return agent
+
+
+def tell_twins(env: GrowthVectorEnv, tell: Callable[[str], None], sink: Sink | None) -> None:
+    """Say what the twins cost when they were computed, and book it where there is a sink."""
+    ledger = env.twin_ledger
+    seconds = sum(cost.seconds for cost in ledger.phases.values())
+    tell(f"twins: {len(env.twins)}, computed once with {ledger.flops:.3g} FLOPs in {seconds:.1f} s")
+    if sink is not None:
+        sink.write(book(TWINS, 0, ledger))
 
 
 def build_environment(
@@ -125,7 +138,7 @@ def build_environment(
         way_to_run["splits"] = splits
         team.require_same({"the corpus": splits.corpus})
         with team.together():  # each rank plays some of the twins and later reads all of them
-            twins = twin_readings(
+            twins = raise_twins(
                 task,
                 seeds[team.rank :: team.size],
                 folder,
@@ -140,6 +153,7 @@ def build_environment(
             host_seeds=seeds,
             folder=folder,
             weights=weights_of(config.family, config.reward.weights),
+            gamma=config.ppo.gamma,
             use_telemetry=config.observe_telemetry,
             first=hosts.start,
             **way_to_run,

@@ -6,6 +6,7 @@ A twin is computed once per host seed and kept on disk.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from esper.episodes import Episodes
 from esper.leyline.errors import SaveError
 from esper.runtime.host import EpochReading
+from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.storing import spell_reading
 from esper.runtime.tasks.task import Task, training_fields
@@ -60,13 +62,23 @@ def _layout(build: Callable[[], nn.Module]) -> list[Any]:
     return [str(network), shapes]
 
 
-def twin_readings(
+@dataclass(frozen=True)
+class Twin:
+    """A host that never grew, as it is kept on disk."""
+
+    readings: list[EpochReading]
+    """one of each epoch"""
+    ledger: Ledger
+    """what its episode cost when it was computed; reading it back costs nothing"""
+
+
+def raise_twins(
     task: Task,
     seeds: Sequence[int],
     folder: Path,
     should_stop: Callable[[], bool] = lambda: False,
     **population: Any,
-) -> dict[int, list[EpochReading]] | None:
+) -> dict[int, Twin] | None:
     """Every seed's never-grown episode, from `folder` or computed.
 
     Returns None if `should_stop`, asked after each epoch, ends the computing.
@@ -76,7 +88,7 @@ def twin_readings(
     # A store for each seed, whose name says seed and settings: ranks write at the same time, and
     # no two of them the same seed.
     stores: dict[int, Store] = {}
-    twins: dict[int, list[EpochReading]] = {}
+    twins: dict[int, Twin] = {}
     missing = []
     for seed in dict.fromkeys(seeds):
         path = folder / f"twin-{task.name}-{key}-{seed}.json"
@@ -90,38 +102,43 @@ def twin_readings(
         played = _play(task, missing, should_stop, population)
         if played is None:
             return None
-        for seed, readings in played.items():
-            stores[seed].save({"readings": [spell_reading(reading) for reading in readings]})
+        for seed, twin in played.items():
+            readings = [spell_reading(reading) for reading in twin.readings]
+            stores[seed].save({"readings": readings, "ledger": asdict(twin.ledger)})
         twins |= played
     return {seed: twins[seed] for seed in seeds}
 
 
 def _play(
     task: Task, seeds: Sequence[int], should_stop: Callable[[], bool], population: dict[str, Any]
-) -> dict[int, list[EpochReading]] | None:
-    """The readings of hosts that are never grown; None if `should_stop` ends it."""
+) -> dict[int, Twin] | None:
+    """Hosts that are never grown; None if `should_stop` ends it."""
     hosts = Population(task, seeds, **population)
     for run in hosts.runs:
         run.is_static = True
     episodes = Episodes(hosts)
-    twins: dict[int, list[EpochReading]] = {seed: [] for seed in seeds}
+    readings: list[list[EpochReading]] = [[] for _ in seeds]
     for _ in range(task.epochs):
         episodes.train()
-        for seed, reading in zip(seeds, hosts.readings(), strict=True):
+        for of_host, reading in zip(readings, hosts.readings(), strict=True):
             assert reading is not None
-            twins[seed].append(reading)
+            of_host.append(reading)
         if should_stop():
             return None
-    return twins
+    return {
+        seed: Twin(readings=of_host, ledger=run.ledger)
+        for seed, of_host, run in zip(seeds, readings, hosts.runs, strict=True)
+    }
 
 
-def _read(store: Store, epochs: int) -> list[EpochReading] | None:
-    """The readings of a twin; None where they are missing, damaged or not of all epochs."""
+def _read(store: Store, epochs: int) -> Twin | None:
+    """A twin; None where it is missing, damaged or not of all epochs."""
     try:
         kept = store.newest()
         with fitting(store.manifest):
-            saved = [] if kept is None else kept.facts["readings"]
-            readings = TypeAdapter(list[EpochReading]).validate_python(saved)
+            facts: dict[str, Any] = {} if kept is None else kept.facts
+            readings = TypeAdapter(list[EpochReading]).validate_python(facts["readings"])
+            ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     except SaveError:
         return None
-    return readings if len(readings) == epochs else None
+    return Twin(readings=readings, ledger=ledger) if len(readings) == epochs else None

@@ -76,7 +76,10 @@ class RecurrentActorCritic(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Orthogonal weights; a fresh policy is close to even."""
+        """Orthogonal weights; a fresh policy is close to even, and values every state alike.
+
+        A random value would be noise in the first advantages, larger than rewards that are rare.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
@@ -86,9 +89,8 @@ class RecurrentActorCritic(nn.Module):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
-        for perceptron in self.policy_heads.values():
+        for perceptron in (*self.policy_heads.values(), self.value_head):
             nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)
-        nn.init.orthogonal_(_layers(self.value_head).last.weight, 1.0)
 
     @property
     def max_entropies(self) -> dict[str, float]:

@@ -168,6 +168,28 @@ class FossilJudged(SlotEvent):
         return f"epoch {self.epoch}: fossil {self.site} {self.blueprint} {fate}, {gain}"
 
 
+class RemainsMeasured(HostEvent):
+    """What the end of an episode leaves: the network without its undecided seeds.
+
+    `contributions`: by slot, what its fossils save of the held-out loss. `flops`: of all phases.
+    """
+
+    held_out_loss: float | None
+    held_out_accuracy: float | None
+    left_out: list[str]
+    contributions: dict[str, float]
+    flops: int
+
+    def __str__(self) -> str:
+        left_out = ", ".join(self.left_out)
+        shown = f"without the undecided {left_out}" if left_out else "nothing was undecided"
+        if self.held_out_loss is not None:
+            shown += f", held-out loss {self.held_out_loss:.4f}"
+        if self.held_out_accuracy is not None:
+            shown += f", accuracy {self.held_out_accuracy:.2%}"
+        return f"epoch {self.epoch}: host {self.host} ends: {shown}"
+
+
 class HostRolledBack(HostEvent):
     """The governor rolled a host back to its last good state."""
 
@@ -293,6 +315,23 @@ class LedgerClosed(Event):
         )
 
 
+class CostsBooked(Event):
+    """What a run of `esper ppo` spent beside its hosts' episodes, by phase as in `LedgerClosed`.
+
+    `what` is `twins`, once before the first round, or `learning`, after every round. Twins are told
+    with what they cost when they were computed, also where they were read back from disk.
+    """
+
+    what: str
+    round: int
+    flops: dict[str, int]
+    examples: dict[str, int]
+    seconds: dict[str, float]  # wall clock; the one field in which equal runs differ
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.what} cost {sum(self.flops.values()):.3g} FLOPs"
+
+
 class RoundBegan(Event):
     """All hosts begin new episodes; what follows in this file belongs to them."""
 
@@ -329,6 +368,7 @@ class RoundFinished(Event):
     # wall clock since the update before, with its checkpoint; the one field in which equal runs
     # differ
     seconds: float
+    flops: dict[str, int] = field(default_factory=dict)  # of this round's episodes and learning
     line = (
         "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} "
         "(twin {0.twin_accuracy:.2%}), "

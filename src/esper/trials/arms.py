@@ -269,6 +269,8 @@ def make_decider(
     facts = facts_of(run.model, run.task.epochs, run.seed)
     run.is_static = isinstance(policy, str) and parse_rule(policy).is_static
     built = build_policy(policy, facts)
+    if not getattr(built, "keeps_measured", False):
+        episodes.population.expect_undecided([host])
     return Decider(built, episodes.trackers[host], arm or str(policy))
 
 

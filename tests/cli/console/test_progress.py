@@ -25,6 +25,7 @@ FIRST = RoundFinished(
     refused=0,
     update={},
     seconds=2.0,
+    flops={"episodes": 3_000_000, "learning": 1_000_000},
 )
 SECOND = replace(FIRST, round=1, decisions=240, mean_return=-0.25, seconds=4.0)
 
@@ -50,7 +51,8 @@ def test_a_round_without_a_measured_time_has_no_speed():
 def test_the_line_of_a_round_has_everything_in_one_line():
     assert round_line(FIRST, 10) == (
         "round 1/10  return +0.500  accuracy 81.25% (twin 75.00%)  1.25 x parameters  "
-        "wait 100 germinate 12 cull 5 fossilize 3  60 decisions/s  0:18 left"
+        "wait 100 germinate 12 cull 5 fossilize 3  4e+06 FLOPs (25.0% learning)  60 decisions/s  "
+        "0:18 left"
     )
 
 
@@ -72,6 +74,7 @@ def test_the_table_of_a_round_says_the_same_and_more():
         "12 germinated, 3 fossilized, 5 culled, 4 alive",
         "WAIT 100, GERMINATE 12, CULL 5, FOSSILIZE 3",
         "accuracy_beyond_twin +0.625, rent -0.125",
+        "4e+06 FLOPs (25.0% learning)",
         "30 decisions/s",
         "0:32",
     ):

@@ -15,12 +15,14 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.config import TaskConfig
 from esper.runtime.population import Population
 from esper.runtime.tasks import registry
+from esper.runtime.tasks.builtin import BUILT_IN
 from esper.runtime.tasks.data import load_python_text
 from esper.runtime.tasks.datasets import stack_examples, task_from_datasets
 from esper.runtime.tasks.registry import TASKS, get_task, register_task
 from esper.runtime.tasks.task import FIELDS, cross_entropy_scores, training_fields
-from esper.simic.twins import fingerprint, twin_readings
+from esper.simic.twins import fingerprint
 from runtime.episodes import BLOBS, CULL, GERMINATE, act, epochs, play
+from simic.growths import twin_readings
 
 # -- registry --------------------------------------------------------------------------------------
 
@@ -484,3 +486,10 @@ def test_a_twin_does_not_change_with_growth():
 @pytest.mark.parametrize("name", [name for name in TaskConfig.model_fields if name != "lengths"])
 def test_a_setting_has_the_help_of_the_tasks_field(name):
     assert TaskConfig.model_fields[name].description.startswith(FIELDS[name].help)
+
+
+@pytest.mark.parametrize("task", BUILT_IN, ids=lambda task: task.name)
+def test_every_built_in_host_has_one_row_of_slots(task):
+    with torch.device("meta"):
+        slots = task.build_host().slot_config()
+    assert slots.slot_ids == tuple(f"r0c{column}" for column in range(slots.num_slots))

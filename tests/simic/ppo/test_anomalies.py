@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from esper.leyline.factored_actions import OP_GERMINATE
 from esper.simic.ppo.diagnostics import Anomaly, AnomalyDetector, RatioExplosionDiagnostic
 from esper.telemetry.escalation import TelemetryConfig, TelemetryLevel
 from simic.worlds import SMALL, growth_agent, growth_rollout
@@ -203,13 +204,14 @@ def test_one_bad_row_gives_exactly_one_escalation_that_names_it(bad):
 def test_the_anomaly_names_the_head_whose_probability_is_off(head):
     agent = growth_agent()
     rollout = growth_rollout(agent)
-    step = int((rollout.choices[:, 1, 0] == 1).nonzero()[0])  # germinating uses every head
-    rollout.log_probs[step, 1, head] -= 3.0
+    # germinating uses every head
+    step, host = (rollout.choices[..., 0] == OP_GERMINATE).nonzero()[0].tolist()
+    rollout.log_probs[step, host, head] -= 3.0
     anomalies = DETECTOR.check(agent.update(rollout), 0.0)
     assert "ratio" in [anomaly.kind for anomaly in anomalies]
     name = agent.network.spec.names[head]
     assert all(
-        anomaly.where.startswith(f"host 1, epoch {step + 1}, head {name}: ratio ")
+        anomaly.where.startswith(f"host {host}, epoch {step + 1}, head {name}: ratio ")
         for anomaly in anomalies
     )
 

@@ -37,13 +37,14 @@ function flat(settings, prefix = "") {
 }
 
 // ---- the sections of what came out, empty where there is nothing to show ----
-function outcome(id, { anomalies, results, ledgers, worth }) {
+function outcome(id, { anomalies, results, ledgers, spent, worth }) {
   const part = (name, title, records, draw) =>
     (records.length ? section(`${id}-${name}`, title, ...draw(records)) : "");
   return [
     part("anomalies", "Updates that do not look healthy", anomalies, (all) => [anomalyList(all)]),
     part("results", "Results", results, (all) => [resultsTable(all)]),
     part("worth", "Was it worth it?", worth, (all) => worthOf(all.at(-1))),
+    part("spent", "What the run cost", spent, (all) => [spentTable(all)]),
     part("ledger", "Ledger", ledgers, (all) => [ledgerTable(all)]),
   ];
 }
@@ -108,6 +109,29 @@ function ledgerTable(ledgers) {
   const head = ["host", "phase", "FLOPs", "examples", "seconds"];
   const rows = ledgers.filter(isNewest).flatMap(rowsOf);
   return table("Ledger: what each episode cost", head, rows, [2, 3, 4]);
+}
+
+// Twins once, and episodes and learning up to now.
+function spentTable(spent) {
+  const all = spent.reduce((sum, { flops }) => sum + flops, 0);
+  const head = ["spent on", "phase", "FLOPs", "share", "examples", "seconds"];
+  const rows = spent.map(({ what, phase, flops, examples, seconds }) =>
+    [what, phase, short(flops), percent(all ? flops / all : null), whole(examples), number(seconds)]);
+  return table("What the run spent so far", head, rows, [2, 3, 4, 5]);
+}
+
+function actionsTable(actions) {
+  const head = ["host", "epoch", "op", "slot", "blueprint", "blend", "outcome"];
+  const rows = actions.map((action) => [
+    action.host,
+    action.epoch,
+    action.op,
+    placeOf(action),
+    action.blueprint ?? "–",
+    action.blend ?? "–",
+    action.refused ? `refused: ${action.refused}` : "done",
+  ]);
+  return table("The last action of each host; WAIT is none", head, rows, [1]);
 }
 
 // ---- runs and policies side by side ----

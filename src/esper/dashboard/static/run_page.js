@@ -13,6 +13,7 @@ class RunPage {
     this.episode = null;
     this.stream = null;
     this.growth = growthPart();
+    this.actions = el("div");
     this.ofEpisode = new ChartGrid("episode");
     this.ofRounds = new ChartGrid("rounds");
     this.build();
@@ -38,7 +39,7 @@ class RunPage {
       el("h1", { tabindex: -1 }, this.name, " ", this.status),
       this.top,
       this.progress,
-      section("growth", "Growth", this.buildChoice(), this.growth.node),
+      section("growth", "Growth", this.buildChoice(), this.growth.node, this.actions),
       section("episode", "This episode", this.ofEpisode.node),
       this.across,
       this.rest,
@@ -143,6 +144,8 @@ class RunPage {
       hostChoice.replaceChildren(...options);
     }
     hostChoice.value = this.host;
+    const actions = header.last_actions;
+    this.actions.replaceChildren(actions.length ? actionsTable(actions) : "");
   }
 
   drawEpisode() {

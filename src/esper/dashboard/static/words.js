@@ -78,10 +78,19 @@ function episodeWords(episode) {
   const count = (fate) => spans.filter((span) => span.fate === fate).length;
   const planted = spans.length + episode.spans_left_out;
   const left = episode.spans_left_out ? ` (the last ${spans.length} of ${planted} are drawn)` : "";
+  const { undecided } = episode;
+  const rest = undecided.length ? `${undecided.length} undecided and left out` : `${count(null)} alive`;
   return `${plural(spans.length, "seed")} planted${left}, ` +
     `${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ` +
-    `${plural(spans.filter(isRemoved).length, "fossil")} removed late, ${count(null)} alive; ` +
-    `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.`;
+    `${plural(spans.filter(isRemoved).length, "fossil")} removed late, ${rest}; ` +
+    `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.` +
+    (episode.last_action ? ` Last action: ${actionWords(episode.last_action)}.` : "");
+}
+
+function actionWords({ op, blueprint, blend, epoch, refused, ...place }) {
+  const what = blueprint ? `${op} ${blueprint} (${blend})` : op;
+  const end = refused ? ", refused" : "";
+  return `${what} in ${placeOf(place)} at epoch ${epoch}${end}`;
 }
 
 // ---- runs ----

@@ -14,6 +14,7 @@ from esper.kasmina.hosts import (
 )
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks import data
+from esper.runtime.tasks.gymnasium_ids import BUILT_IN_NAMES
 from esper.runtime.tasks.task import Task
 
 _OFFICIAL = "official files under --data-root"
@@ -174,7 +175,6 @@ FASHION_MNIST = replace(
     augment=False,
 )
 
-# In the order in which `esper list` shows them.
 BUILT_IN = (
     DIGITS,
     BLOBS,
@@ -188,3 +188,4 @@ BUILT_IN = (
     CIFAR10_DEEP,
     CIFAR10_RESNET,
 )
+assert tuple(task.name for task in BUILT_IN) == BUILT_IN_NAMES, "Gymnasium knows other tasks"

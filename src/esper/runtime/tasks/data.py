@@ -266,8 +266,8 @@ def _require(root: Path | None, name: str, data_set: str) -> Path:
         return root / name
     problem = "no data folder was named" if root is None else f"{root / name} is not there"
     raise DataError(
-        f"{problem}. Name the folder DATA of DATA/{name} with --data-root or ESPER_DATA, or run: "
-        f"esper data fetch {data_set} --data-root DATA."
+        f"{problem}. Name the folder DATA of DATA/{name} with --data-root or ESPER_DATA, in Python "
+        f"with data_root, or run: esper data fetch {data_set} --data-root DATA."
     )
 
 

@@ -3,13 +3,14 @@
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.registry import enter
 from esper.runtime.tasks.builtin import BUILT_IN
+from esper.runtime.tasks.gymnasium_ids import register_growth
 from esper.runtime.tasks.task import Task
 
 TASKS: dict[str, Task] = {task.name: task for task in BUILT_IN}
 
 
 def register_task(task: Task, *, replace: bool = False) -> Task:
-    """Enter a task under its name, for the command line and `get_task`.
+    """Enter a task under its name, for the command line, `get_task` and `gymnasium.make`.
 
     A name that is taken is refused unless `replace` says that the new task is meant.
 
@@ -22,7 +23,9 @@ def register_task(task: Task, *, replace: bool = False) -> Task:
     4
     >>> del TASKS["short_digits"]
     """
-    return enter(TASKS, f"task {task.name!r}", task.name, task, replace)
+    entered = enter(TASKS, f"task {task.name!r}", task.name, task, replace)
+    register_growth(task.name)
+    return entered
 
 
 def get_task(name: str) -> Task:

@@ -115,6 +115,7 @@ class UpdateRecord:
     early_stop_epoch: int | None  # pass that was cut short by the divergence
     gradient_norm: float
     steps: int  # optimiser steps taken
+    judged: int  # decisions looked at in all passes together, fillers included
     skipped_steps: int  # steps left out because of gradients that were not finite
     stale_state_error: float
     """mean squared gap of stored to recomputed state after the update, where episodes continue"""
@@ -249,6 +250,7 @@ def summarise(
         early_stop_epoch=facts.early_stop_epoch,
         gradient_norm=float(torch.stack(finite_norms).mean()) if finite_norms else 0.0,
         steps=len(finite_norms),
+        judged=whole.valid.numel(),
         skipped_steps=len(norms) - len(finite_norms),
         stale_state_error=facts.stale_state_error,
         lr=facts.lr,

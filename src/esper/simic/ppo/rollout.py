@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 
 
 class Rollout:
-    """Storage for T steps of N environments.
+    """Storage for T steps of N environments. It holds numbers, and no graph that made them.
 
     A row is one environment; `starts` marks steps at which a new episode begins in it. A filler
     step (the reset that some environments spend a step on) is not `valid`: no loss, statistic or
@@ -139,7 +139,7 @@ class Rollout:
         number, steps_inside = divmod(self.length, self.piece)
         if steps_inside == 0:
             for kept, now in zip(self.hidden, hidden, strict=True):
-                kept[:, number :: self.per_row] = now
+                kept[:, number :: self.per_row] = now.detach()
 
     def add_decision(
         self,
@@ -156,13 +156,13 @@ class Rollout:
         The caller may change its arrays afterwards.
         """
         step = self.length
-        self.states[step] = states
+        self.states[step] = states.detach()
         for name, stored in self.masks.items():
             stored[step] = masks[name]
         for index, name in enumerate(self.spec.names):
             self.choices[step, :, index] = choices[name]
-            self.log_probs[step, :, index] = log_probs[name]
-        self.values[step] = values
+            self.log_probs[step, :, index] = log_probs[name].detach()
+        self.values[step] = values.detach()
         self.valid[step] = valid
         self.starts[step] = starts
 
@@ -174,18 +174,18 @@ class Rollout:
         `finals` are values of truncated episodes that the next step no longer shows, else NaN.
         """
         step = self.length
-        self.rewards[step] = rewards
+        self.rewards[step] = rewards.detach()
         self.terminated[step] = terminated
         self.truncated[step] = truncated & ~terminated
-        self.final_values[step] = torch.nan if finals is None else finals
+        self.final_values[step] = torch.nan if finals is None else finals.detach()
         self.length += 1
 
     def finish(self, values: Tensor, hidden: Hidden) -> None:
         """Close the rollout: values of the observations it broke off at, the state before them."""
         for kept, now in zip(self.end_hidden, hidden, strict=True):
-            kept[:] = now
+            kept[:] = now.detach()
         assert self.length == self.steps, f"{self.length} of {self.steps} steps were stored"
-        following = torch.cat([self.values[1:], values[None]])
+        following = torch.cat([self.values[1:], values.detach()[None]])
         self.after_values[:] = torch.where(self.final_values.isnan(), following, self.final_values)
         # at a filler step numbers may be anything, and NaN times 0 is NaN
         for numbers in (self.states, self.log_probs, self.values, self.rewards):
