@@ -100,7 +100,7 @@ def measure(rounds: int, hosts: int) -> tuple[dict[str, list[float]], int, int]:
                 "task": {"name": "blobs", "epochs": 9, "epoch_examples": 64},
                 "hosts": hosts,
                 "host_pool": hosts,
-                "initial_wait": 0.25,
+                "initial_wait": 0.5,
                 "out": folder,
             }
         )

@@ -81,7 +81,7 @@ def train_policy(folder, monkeypatch, **changes):
         "hosts": 4,
         "host_pool": 4,
         "rounds": 2,
-        "initial_wait": 0.25,
+        "initial_wait": 0.5,
         "devices": DEVICES,
         "out": str(folder),
         "ppo": {"epochs": 2, "minibatches": 2, "lr": 0.01},

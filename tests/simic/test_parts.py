@@ -32,7 +32,7 @@ def _in_parts(monkeypatch):
 
 
 def played(folder, team=None, should_stop=lambda: False, **options):
-    config = tiny(folder, hosts=HOSTS, initial_wait=0.3)
+    config = tiny(folder, hosts=HOSTS, initial_wait=0.5)
     config.out.mkdir(parents=True)
     env = build_environment(config)
     agent, _ = build_agent(config, env, team)

@@ -25,7 +25,7 @@ from esper.telemetry.sink import Sink
 
 TINY = {
     "task": {"name": "blobs", "epochs": 4, "epoch_examples": 64},
-    "initial_wait": 0.25,
+    "initial_wait": 0.5,
     "hosts": 2,
     "host_pool": 3,
     "rounds": 2,

@@ -11,6 +11,8 @@ from esper.leyline.factored_actions import (
     NUM_BLENDS,
     NUM_BLUEPRINTS,
     NUM_OPS,
+    OP_CULL,
+    OP_FOSSILIZE,
     OP_GERMINATE,
     OP_WAIT,
 )
@@ -116,6 +118,24 @@ def test_a_fresh_policy_is_close_to_even():
     said = net(torch.randn(20, 5, STATE_DIM))
     for head, size in sizes(3).items():
         assert (said[f"{head}_logits"].softmax(-1) * size - 1).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.5, 0.8])
+def test_a_fresh_policy_seldom_plants_or_culls_and_keeps_as_often_as_it_waits(probability):
+    net = build(3)
+    net.lean_to_wait(probability)
+
+    def chances(*possible):
+        mask = torch.zeros(HOSTS, 1, NUM_OPS, dtype=torch.bool)
+        mask[..., list(possible)] = True
+        said = net(torch.randn(HOSTS, 1, STATE_DIM), op_mask=mask)
+        return said["op_logits"].masked_fill(~mask, -math.inf).softmax(-1)[..., list(possible)]
+
+    alone = torch.tensor([probability, 1 - probability]).expand(HOSTS, 1, 2)
+    for change in (OP_GERMINATE, OP_CULL):
+        torch.testing.assert_close(chances(OP_WAIT, change), alone, atol=0.03, rtol=0)
+    even = torch.full((HOSTS, 1, 2), 0.5)
+    torch.testing.assert_close(chances(OP_WAIT, OP_FOSSILIZE), even, atol=0.03, rtol=0)
 
 
 def test_a_fresh_policy_values_every_state_alike():

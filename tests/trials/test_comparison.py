@@ -106,7 +106,7 @@ def logged():
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A policy that plants much."""
-    return str(trained(tmp_path_factory.mktemp("ppo"), initial_wait=0.05, seed=2))
+    return str(trained(tmp_path_factory.mktemp("ppo"), initial_wait=0.2, seed=2))
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,8 @@ class TrainingConfig(HostsConfig):
     host_pool: int = Field(32, ge=1, le=100_000)
     """different hosts there are; each one's twin is computed once"""
     initial_wait: float = Field(0.8, gt=0, lt=1)
-    """how likely an untrained policy waits where every op is possible"""
+    """how likely an untrained policy waits rather than plant or cull; it keeps what was measured as
+    likely as it waits"""
     seed: int = Field(
         0, ge=0, le=2**128, description="decides hosts, data orders, weights and draws"
     )

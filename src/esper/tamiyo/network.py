@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline.errors import CheckpointMismatchError, UnknownNameError
-from esper.leyline.factored_actions import NUM_BLENDS, NUM_BLUEPRINTS, OP_WAIT
+from esper.leyline.factored_actions import (
+    NUM_BLENDS,
+    NUM_BLUEPRINTS,
+    OP_FOSSILIZE,
+    OP_WAIT,
+)
 from esper.tamiyo.distributions import (
     MaskedCategorical,
     at_least_single,
@@ -381,9 +386,14 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
 
     @torch.no_grad()
     def lean_to_wait(self, probability: float) -> None:
-        """Make the first op this likely where every op is possible and nothing has been learnt."""
+        """Before anything is learnt, wait this likely rather than plant, and rather than cull.
+
+        What was measured is kept as likely as the policy waits. A seed that stays undecided is left
+        out at the end, when its host depends on it: a policy that mostly waits there learns first
+        that planting harms.
+        """
         bias = _layers(self.policy_heads["op"]).last.bias
-        bias[OP_WAIT] = math.log(probability / (1 - probability) * (len(bias) - 1))
+        bias[[OP_WAIT, OP_FOSSILIZE]] = math.log(probability / (1 - probability))
 
     @property
     def slot_head(self) -> nn.Sequential:
