@@ -1,6 +1,6 @@
 """Does the default rule harm a host that lacks data? Eighteen digits hosts that differ in data and width.
 
-    python benchmarks/harm.py choose --arms never heuristic:held_out_part=0 heuristic heuristic:held_out_part=0.5
+    python benchmarks/harm.py choose --many 4 --arms never heuristic:held_out_part=0.2 heuristic heuristic:held_out_part=0.45
     python benchmarks/harm.py judge --workers 16
     python benchmarks/harm.py judge --table
 
@@ -42,7 +42,7 @@ NEVER = "never"
 BEFORE = "heuristic:held_out_part=0"
 """The rule of 0.2.0."""
 NOW = "heuristic"
-FIRST_SEED = {"choose": 7000, "judge": 8000}
+FIRST_SEED = {"choose": 7000, "judge": 9000}
 MOST_BEHIND = 1.5
 """points that a rule may be behind the host alone, if that is beyond two standard errors"""
 TRAIN_AND_HELD_OUT = slice(0, 1300)
