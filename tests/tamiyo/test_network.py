@@ -15,6 +15,8 @@ from esper.leyline.factored_actions import (
     OP_FOSSILIZE,
     OP_GERMINATE,
     OP_WAIT,
+    FactoredAction,
+    LifecycleOp,
 )
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from tamiyo.policy_cases import (
@@ -173,6 +175,17 @@ def test_the_deterministic_mode_takes_the_likeliest_and_draws_nothing(slots):
         assert torch.equal(
             choices[head], torch.where(used[head], said[f"{head}_logits"].argmax(-1), 0)
         )
+
+
+@pytest.mark.parametrize("op", LifecycleOp)
+def test_what_one_host_chose_is_an_action_in_words_as_it_is(op):
+    op_mask = torch.arange(NUM_OPS)[None] == op
+    choices, *_ = build().get_action(torch.randn(1, STATE_DIM), op_mask=op_mask)
+    action = FactoredAction.from_indices(
+        choices["slot"], choices["blueprint"], choices["blend"], choices["op"]
+    )
+    assert action.op is op
+    assert action.slot_idx == int(choices["slot"])
 
 
 @pytest.mark.parametrize("slots", [2, 5])

@@ -3,10 +3,11 @@
 Nothing here applies an action; whether one is possible is said by `legality`.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, SupportsIndex
 
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.slots import SlotConfig
@@ -181,23 +182,29 @@ class FactoredAction:
     @classmethod
     def from_indices(
         cls,
-        slot_idx: int,
-        blueprint_idx: int,
-        blend_idx: int,
-        op_idx: int,
+        slot_idx: SupportsIndex,
+        blueprint_idx: SupportsIndex,
+        blend_idx: SupportsIndex,
+        op_idx: SupportsIndex,
         *,
         space: ActionSpace = DEFAULT_SPACE,
     ) -> Self:
         """Look the four indices up in `space`; an index outside it is refused by head.
 
+        Tensors of one entry are indices too: what a policy chose for one host can be passed on.
+
         >>> FactoredAction.from_indices(0, 3, 1, 1).blueprint_id
         'norm'
         """
-        names = look_up(space, op_idx, slot_idx, blueprint_idx, blend_idx)
+        op = operator.index(op_idx)
+        slot = operator.index(slot_idx)
+        blueprint = operator.index(blueprint_idx)
+        blend = operator.index(blend_idx)
+        names = look_up(space, op, slot, blueprint, blend)
         _, slot_id, blueprint_id, blend_id = names
         return cls(
-            op=LifecycleOp(op_idx),
-            slot_idx=int(slot_idx),
+            op=LifecycleOp(op),
+            slot_idx=slot,
             blueprint_id=blueprint_id,
             blend_algorithm_id=blend_id,
             slot_id=slot_id,
