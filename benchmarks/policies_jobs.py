@@ -99,7 +99,7 @@ def pairs_lesson(task: Task) -> Lesson:
 LESSONS = {
     "digits": Lesson("digits", rounds=300, is_preset=True),
     # a budget for one seed: what is planted first has to be culled before anything else grows
-    "blobs": Lesson("blobs", rounds=300, changes=(("task.max_seeds", 1),)),
+    "blobs": Lesson("blobs", rounds=120, changes=(("task.max_seeds", 1),)),
     **{name: pairs_lesson(task) for name, task in TASKS.items()},
 }
 
