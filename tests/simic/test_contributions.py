@@ -57,7 +57,7 @@ def test_a_seed_counts_from_its_first_measurement_on_and_keeps_its_reading_as_a_
 
 
 def test_a_culled_seed_takes_its_reading_with_it(twins):
-    env = grow(POINTS, 1, twins, seeds=[3])
+    env = grow(POINTS, 1, twins, seeds=[3], weights=PAYS)
     seen, lived = worths(env, scripted({0: PLANT, 3: (OP_CULL, 0, 0, 0)}), steps=4)
     assert seen[3].contributions["r0c0"] != 0.0
     assert seen[4].contributions["r0c0"] == 0.0
