@@ -83,6 +83,17 @@ def test_a_rollback_takes_the_readings_of_seeds_and_leaves_the_lead(twins):
     assert after.lead == before.lead
 
 
+def test_what_a_rollback_in_the_last_epoch_leaves_has_a_lead_of_its_own(twins):
+    env = grow(POINTS, 1, twins, seeds=[3])
+    script = scripted({0: PLANT, 2: KEEP, 3: ALSO})
+    lived = play(env, script, meddle=poisoner(0, POINTS.epochs - 2))
+    told = lived[-1].info["events"][0]
+    assert kinds(told, HostRolledBack)
+    (remains,) = kinds(told, RemainsMeasured)
+    saved = env.twin(0).held_out_loss - remains.held_out_loss
+    assert env.books[0].worth.lead == pytest.approx(saved / env.units[3])
+
+
 def test_an_episode_begins_with_nothing(twins):
     env = grow(POINTS, 1, twins, seeds=[3])
     play(env, scripted({0: PLANT, 2: KEEP}))
