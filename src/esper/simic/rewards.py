@@ -70,7 +70,7 @@ class StepFacts:
     contributions_before: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     """held-out loss below the twin's, in `loss_unit`, clipped at `BOUND`; where the host was rolled
-    back, that of the epoch before"""
+    back, that of the epoch before, unless its episode ended and what is left was measured"""
     lead_before: float = 0.0
     gamma: float = 0.99
     """the discount of the run"""
