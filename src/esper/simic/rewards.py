@@ -59,7 +59,8 @@ class StepFacts:
     flops_share: float
     """forward FLOPs added, of the host's own"""
     kept_share: float
-    """fossils' part of the parameters added; 0 where there are none"""
+    """fossils' part of the parameters added to the network that was measured; 0 where there are
+    none, and 1 at an episode's end, where undecided seeds are off"""
     is_last: bool
     is_rolled_back: bool = False
     is_lost: bool = False
