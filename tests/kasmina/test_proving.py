@@ -223,3 +223,26 @@ class Misleading(Stack):
 def test_a_harvest_that_computes_something_else_is_refused():
     with pytest.raises(HostError, match=r"would not compute .* differs by up to"):
         grown(Misleading).harvest()
+
+
+# -- modules that are not what they were when growing began -----------------------------------------
+
+
+def test_a_module_that_is_replaced_after_growing_began_is_an_error_that_names_it():
+    garden = grown(Stack)
+    garden.model.host.layers[1] = Block()
+    for act in (garden.harvest, lambda: train(garden)):
+        with pytest.raises(HostError, match=r"another Block stands at 'layers\.1' .* r0c0"):
+            act()
+
+
+def test_a_layer_that_is_compiled_by_itself_goes_on_growing_and_is_harvested():
+    torch._dynamo.reset()
+    garden = grown(Stack)
+    other = grown(Stack)
+    garden.model.host.layers[1] = torch.compile(garden.model.host.layers[1], backend="eager")
+    train(garden)
+    train(other)
+    network = garden.harvest()
+    assert torch.equal(network.eval()(VECTORS), other.harvest().eval()(VECTORS))
+    assert torch.equal(network(VECTORS), garden.model.eval()(VECTORS))

@@ -27,7 +27,7 @@ from esper.kasmina.optimiser import OptimizerLink, link_optimizers
 from esper.kasmina.probing import batch_size
 from esper.kasmina.proving import Batch, keep_first_batch
 from esper.kasmina.randomness import own_randomness
-from esper.kasmina.slot import SeedSlot, count_parameters, seed_size
+from esper.kasmina.slot import SeedSlot, bare, count_parameters, seed_size
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import (
     OP_CULL,
@@ -122,7 +122,8 @@ class MorphogeneticModel(nn.Module):
         else:
             self.sample = Batch.of_example(fitting.example_of(host, known))
         for slot in self.ordered_slots:
-            slot.sit_on(self.site(slot.slot_id))
+            name = self.slot_config.modules[slot.slot_id]
+            slot.sit_on(bare(host.get_submodule(name)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the host, whose modules run their slots; examples that are learned from count."""
@@ -270,6 +271,7 @@ class MorphogeneticModel(nn.Module):
         self._require_owned()
         changes: list[SlotChange] = []
         for slot in self.ordered_slots if slot_id is None else [self.slot(slot_id)]:
+            self.site(slot.slot_id)
             change = self._settle(slot, tick(slot.state, self.settings.lengths))
             if change.before.stage is not change.after.stage:
                 changes.append(change)
@@ -423,8 +425,11 @@ class MorphogeneticModel(nn.Module):
         return slot
 
     def site(self, slot_id: str) -> nn.Module:
-        """The host's module whose output the slot sits on."""
-        return self.host.get_submodule(self.slot_config.modules[slot_id])
+        """The host's module whose output the slot sits on; an error where another one is now."""
+        name = self.slot_config.modules[slot_id]
+        module = bare(self.host.get_submodule(name))
+        self.slot(slot_id).require_on(module, name)
+        return module
 
     def site_of(self, slot_id: str) -> Site:
         """The slot's position as blueprints see it.
@@ -442,7 +447,8 @@ class MorphogeneticModel(nn.Module):
 
     def source(self, slot_id: str) -> nn.Module:
         """The host's own module that copies in the slot go back to."""
-        return self.host.get_submodule(source_name(self.host, self.slot_config.modules[slot_id]))
+        name = source_name(self.host, self.slot_config.modules[slot_id])
+        return bare(self.host.get_submodule(name))
 
     def get_slot_reports(self) -> dict[str, SeedStateReport]:
         """What policies, screens and logs see of each slot, in order."""

@@ -175,11 +175,12 @@ def _find_unequal(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> str | 
 def _run_held(network: nn.Module, batch: Batch, is_training: bool) -> list[Tensor]:
     """Run a network in a mode; batch norm and dropout stay in evaluation mode.
 
-    Modes, buffers and random state are as before afterwards.
+    Nothing is compiled for this. Modes, buffers and random state are as before afterwards.
     """
     devices = {p.device.index for p in network.parameters() if p.device.type == "cuda"}
     randomness = own_randomness(0, devices=sorted(devices))
-    with torch.no_grad(), randomness, buffers_kept(network), _held(network, is_training):
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, torch.no_grad(), randomness, buffers_kept(network), _held(network, is_training):
         return batch.run(network)
 
 

@@ -128,6 +128,15 @@ class SeedSlot(nn.Module):
         site.register_state_dict_post_hook(partial(_note_growth, self))
         site.register_load_state_dict_pre_hook(partial(_take_note, self))
 
+    def require_on(self, module: nn.Module, name: str) -> None:
+        """Refuse a module, found at `name`, that does not run this slot: it was put there later."""
+        if self.hook not in module._forward_hooks.values():
+            raise HostError(
+                f"another {type(module).__name__} stands at {name!r} since this model grows, so "
+                f"slot {self.slot_id} does not run any more. Put the old module back; replace a "
+                f"module before you call esper.grow."
+            )
+
     @property
     def note(self) -> str:
         """The key that says what grew here; empty if nothing did."""
@@ -258,6 +267,11 @@ def _take_note(
     is_bare = "host." not in prefix
     if slot.is_noted and slot.note and is_bare:
         missing_keys.append(prefix + slot.note)
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """A module without what `torch.compile` put around it."""
+    return getattr(module, "_orig_mod", module)
 
 
 def has_slots(host: nn.Module) -> bool:
