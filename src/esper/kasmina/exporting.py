@@ -20,7 +20,8 @@ from esper.kasmina.harvesting import becomes_member, harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
-from esper.storage.files import sweep, write_files
+from esper.storage.claims import claimed
+from esper.storage.files import Content, make_folder, naming_failures, sweep, write_files
 
 # The files of an exported network.
 WEIGHTS = "weights.safetensors"
@@ -60,10 +61,14 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
         )
     plain = harvest(model)
     _prove(render_source(model, ""), model, plain)
-    sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-    digests = write_files(folder, {WEIGHTS: lambda path: save_model(seeds.whole(plain), str(path))})
-    source = render_source(model, digests[WEIGHTS])
-    write_files(folder, {SOURCE: source.encode()})
+    with naming_failures(folder):
+        make_folder(folder)
+    with claimed(folder / SOURCE):
+        sweep(folder, {SOURCE, WEIGHTS}.__contains__)
+        weights: Content = lambda path: save_model(seeds.whole(plain), str(path))  # noqa: E731
+        digests = write_files(folder, {WEIGHTS: weights})
+        source = render_source(model, digests[WEIGHTS])
+        write_files(folder, {SOURCE: source.encode()})
     return folder
 
 
