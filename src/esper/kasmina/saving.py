@@ -26,8 +26,15 @@ from esper.kasmina.optimizer_saving import (
     read_snapshot,
 )
 from esper.kasmina.seeds import whole
-from esper.kasmina.slot import NOTE, SeedSlot, SlotContents, has_gate, remove_slots
-from esper.leyline.errors import SaveError
+from esper.kasmina.slot import (
+    NOTE,
+    SeedSlot,
+    SlotContents,
+    has_gate,
+    remove_slots,
+    slots_on,
+)
+from esper.leyline.errors import HostError, SaveError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
@@ -86,8 +93,10 @@ def save_network(
 ) -> Path:
     """Write model, optimiser, averages and `extra`, which is plain data of the caller's.
 
-    A `pending` state of an optimiser that is not attached yet is written as it was read.
+    A `pending` state of an optimiser that is not attached yet is written as it was read. A host of
+    which a part grows in another garden is refused: nothing could load it.
     """
+    _refuse_other_gardens(model)
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"] = pending.facts
@@ -99,6 +108,15 @@ def save_network(
     }
     _store(folder).save({**facts, "extra": extra}, files)
     return folder
+
+
+def _refuse_other_gardens(model: MorphogeneticModel) -> None:
+    for name, module in model.host.named_modules():
+        if any(slot not in model.ordered_slots for slot in slots_on(module)):
+            raise HostError(
+                f"{name} of this {type(model.host).__name__} grows in another garden. One garden "
+                f"tends a model: grow it with all slots in one call."
+            )
 
 
 def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> LoadedNetwork:
