@@ -5,7 +5,7 @@ after a power cut it is the old save or the new one.
 
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ import torch
 
 import esper
 from esper.runtime.host import EpochReading
+from esper.runtime.ledger import Ledger
 from esper.runtime.storing import spell_reading
 from esper.simic import twins
 from esper.simic.checkpoints import History
@@ -152,14 +153,14 @@ class Twin(Listed):
 
     def save(self, folder, number):
         readings = [spell_reading(replace(READING, epoch=number))]
-        self.store(folder).save({"readings": readings})
+        self.store(folder).save({"readings": readings, "ledger": asdict(Ledger())})
 
     def load(self, folder):
         """What is damaged would be computed anew, and must not be there."""
         found = twins._read(self.store(folder), 1)
         if found is None and (folder / self.path).exists():
             raise Violation("damaged")
-        return NOTHING if found is None else found[0].epoch
+        return NOTHING if found is None else found.readings[0].epoch
 
 
 READING = EpochReading(**dict.fromkeys(EpochReading.__dataclass_fields__, 0))

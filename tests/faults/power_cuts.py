@@ -152,6 +152,8 @@ class Disk:
             if is_folder
             else "manifest"
             if name.endswith(self.manifest)
+            else "note"
+            if name.endswith(".lock")
             else "file"
         )
         self._count(kind)

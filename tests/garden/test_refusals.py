@@ -359,3 +359,37 @@ def test_settings_of_numpy_are_taken():
         seed=np.int64(3), scale_at_birth=np.float32(0.5), least_gain=np.float64(0)
     )
     esper.grow(CNN(), slots="layer1", example=random_images(2), settings=settings)
+
+
+# -- parts of a growing model ----------------------------------------------------------------------
+
+
+def grow_layer(model, name, slot):
+    return esper.grow(
+        model.get_submodule(name), slots=slot, example=random_images(2), blueprints=["norm"]
+    )
+
+
+def test_a_part_of_a_growing_model_is_not_grown_and_no_save_is_loaded_into_it(tmp_path):
+    grow_layer(CNN(), "layer1", "0").save(tmp_path)
+    garden = grow_cnn(slots="layer2")
+    with pytest.raises(HostError, match=r"part of a CNN that grows.*one call"):
+        grow_layer(garden.model.host, "layer1", "0")
+    with pytest.raises(HostError, match=r"part of a CNN that grows.*one call"):
+        esper.load(tmp_path, garden.model.host.layer1)
+
+
+def test_a_part_of_a_harvested_network_can_be_grown():
+    garden = grow_cnn(slots="layer2")
+    grow_layer(garden.harvest(), "layer1", "0")
+
+
+def test_a_host_with_a_part_that_grows_in_another_garden_is_not_saved(tmp_path):
+    inner = grow_layer(CNN(), "layer1", "0")
+    garden = grow_cnn(slots="layer2")
+    garden.model.host.layer1 = inner.model.host
+    with pytest.raises(HostError, match=r"layer1\.0 of this CNN grows in another garden.*one call"):
+        garden.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+    inner.save(tmp_path)
+    esper.load(tmp_path, CNN().layer1)

@@ -112,9 +112,9 @@ FAULTS = [
     ),
     Fault(
         phrase="an altered tensor file is loaded",
-        place="storage/store.py::Store._problem",
-        old="disk.digest(path) != file['sha256']",
-        new="not path.is_file()",
+        place="storage/store.py::Store._read",
+        old="hashlib.sha256(contents[role]).hexdigest() != file['sha256']",
+        new="not contents[role]",
         test="kasmina/test_saving_refusals.py::test_an_altered_tensor_is_refused",
     ),
     Fault(
@@ -149,9 +149,9 @@ FAULTS = [
     ),
     Fault(
         phrase="files that were altered are read",
-        place="storage/store.py::Store.newest",
-        old="self._problem(generation)",
-        new="None",
+        place="storage/store.py::Store._read",
+        old="hashlib.sha256(contents[role]).hexdigest() != file['sha256']",
+        new="False",
         test="trials/test_saves.py::test_a_damaged_newest_epoch_is_named_and_the_one_before_is_used[host-1-stream-bit]",
     ),
     Fault(
@@ -194,9 +194,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a checkpoint is whole if it is there",
-        place="storage/store.py::Store._problem",
-        old="disk.digest(path) != file['sha256']",
-        new="len(disk.digest(path)) != len(file['sha256'])",
+        place="storage/store.py::Store._read",
+        old="hashlib.sha256(contents[role]).hexdigest() != file['sha256']",
+        new="not file['sha256']",
         test="simic/test_checkpoints.py::test_one_flipped_bit_is_damage",
     ),
     Fault(
@@ -252,8 +252,22 @@ FAULTS = [
         test="storage/test_crash_states.py::test_without_any_one_fsync_a_save_can_be_lost[folder above a new one]",
     ),
     Fault(
+        phrase="two processes write to a folder at a time",
+        place="storage/claims.py::_is_ours",
+        old="fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        new="pass",
+        test="storage/test_writers.py::test_a_second_writer_waits_for_the_first",
+    ),
+    Fault(
+        phrase="a save that is replaced while it is read is damage",
+        place="storage/store.py::Store.newest",
+        old="not problems or manifest == self._read_manifest()",
+        new="True",
+        test="storage/test_writers.py::test_a_garden_that_is_read_while_it_is_saved_is_one_of_the_saves[2]",
+    ),
+    Fault(
         phrase="the list as seen may not be the one on disk",
-        place="storage/store.py::Store._write",
+        place="storage/store.py::Store._note",
         old="disk.sync_folder(self.manifest.parent)",
         new="pass",
         test="storage/test_crash_states.py::test_without_any_one_fsync_a_save_can_be_lost[folder at the beginning]",
@@ -270,9 +284,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a save writes over the files of the one before",
-        place="storage/store.py::Store.free_name",
-        old="not any((name in known.names for known in listed))",
-        new="name",
+        place="storage/store.py::Store._free_name",
+        old="name in taken",
+        new="False",
         test="storage/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
     Fault(

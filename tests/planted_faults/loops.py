@@ -19,7 +19,7 @@ FAULTS = [
     ),
     Fault(
         phrase="DDP waits for seeds that are gone",
-        place="garden/processes.py::Follower.follow",
+        place="garden/processes.py::Follower.rejoin",
         old="vars(self.model)['_ddp_params_and_buffers_to_ignore'] = names",
         new="vars(self.model)['_ddp_params_and_buffers_to_ignore'] = []",
         test="garden/test_processes.py::test_a_save_of_all_processes_goes_on_in_all_of_them",

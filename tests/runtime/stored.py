@@ -23,5 +23,6 @@ def restore(population, folder):
     restore_population(
         population,
         json.loads(json.dumps(found.facts["hosts"])),
-        {role: _store(folder).path(found, role) for role in found.files},
+        found.contents,
+        folder / "manifest.json",
     )

@@ -282,7 +282,8 @@ def test_what_others_put_beside_the_checkpoints_stays(learned, history):
     (places / f".new-{'0' * 32}-round-000009.safetensors").touch()
     save_all(history, learned[2], [1.0, 2.0, 3.0])
     kept = [f"round-{rounds:06d}.safetensors" for rounds in (2, 3)]
-    assert checkpoints_in(history.folder) == ["my-favourite.safetensors", "notes", *kept]
+    others = ["round-000009.safetensors"]
+    assert checkpoints_in(history.folder) == ["my-favourite.safetensors", "notes", *kept, *others]
 
 
 def reopen(learned, history):

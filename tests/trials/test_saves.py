@@ -16,6 +16,7 @@ from cases import with_slow
 from esper.leyline.errors import SaveError
 from esper.runtime.population import Population
 from esper.storage import runfolder
+from esper.storage.claims import lock_of
 from esper.telemetry.events import HostRolledBack
 from esper.trials import running
 from esper.trials.running import KEPT_EPOCHS, EpochSaves, build
@@ -94,7 +95,9 @@ def test_without_a_save_a_resumed_run_begins_at_the_beginning(tmp_path, straight
 
 def test_an_epoch_that_was_being_written_does_not_count(copied, straight):
     path = newest(copied, "host-0-model")
-    shutil.copy(path, path.with_name(f"epoch-{STOP:06d}-host-0-model.safetensors"))
+    written = f"epoch-{STOP:06d}-host-0-model.safetensors"
+    shutil.copy(path, path.with_name(written))
+    lock_of(copied / runfolder.MANIFEST).write_text(json.dumps([written]))
     shutil.copy(path, path.with_name(f".new-{'0' * 32}-epoch-{STOP:06d}-host-1-model.safetensors"))
     grow(configured(copied), resume=True)
     assert_same_end(copied, straight)

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from dashboard.web_runs import grow_run
 from esper.dashboard.report import write_report
@@ -59,7 +59,7 @@ class Pretrained(Listed):
         kept = self.store(folder).newest()
         if kept is None:
             return NOTHING
-        return only(load_file(self.store(folder).path(kept, "host")).values(), kept.facts["number"])
+        return only(load(kept.contents["host"]).values(), kept.facts["number"])
 
 
 class Report(Listed):

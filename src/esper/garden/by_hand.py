@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from esper.episodes import report_action, report_changes
+from esper.garden.undoing import whole
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.leyline.errors import OptimizerError
@@ -19,6 +20,7 @@ class PlantingByHand(ABC):
     epoch: int
     by_hand: set[str]
 
+    @whole
     def plant(self, slot: str, blueprint: str, blend: str = "linear") -> list[Event]:
         """Plant a seed by hand, between two steps: it learns from the next epoch on.
 
@@ -40,6 +42,7 @@ class PlantingByHand(ABC):
         self.by_hand.add(slot)
         return events
 
+    @whole
     def keep(self, slot: str) -> list[Event]:
         """Make the seed of this slot a fossil by hand: it is kept for good.
 
@@ -48,6 +51,7 @@ class PlantingByHand(ABC):
         """
         return self._act_by_hand(OP_FOSSILIZE, slot)
 
+    @whole
     def cull(self, slot: str) -> list[Event]:
         """Remove the live seed of this slot by hand; the slot is closed for a while.
 

@@ -29,6 +29,7 @@ from esper.garden.by_hand import PlantingByHand
 from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
+from esper.garden.undoing import refuse_broken, whole, whole_or_refused
 from esper.kasmina.exporting import export_network
 from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import MorphogeneticModel
@@ -76,6 +77,7 @@ class Garden(PlantingByHand):
         average: what `ema` made, or None.
         loss_meter: training losses since the last step, where a framework's callback reports them.
         is_pruned: whether `step` judged fossils: the rate had fallen, or the last epoch came.
+        is_broken: whether a change was broken off and could not be undone; it then refuses.
         run: name of the run that was last recorded, which its folder has too.
         pending_optimizer: a saved state that waits for `attach`, or None.
 
@@ -127,14 +129,14 @@ class Garden(PlantingByHand):
         self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
         if higher_is_better not in (None, True, False):
             raise SettingError(
-                f"higher_is_better is {higher_is_better!r}; write True for scores, "
-                f"False for losses."
+                f"higher_is_better is {higher_is_better!r}; True means scores, False losses."
             )
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
         self.by_hand: set[str] = set()
         self.epoch = 0
         self.is_pruned = False
+        self.is_broken = False
         self.history: list[Event] = []
         self.books = Books(Ledger(peak_params=model.total_params), prices)
         self.pending_optimizer: OptimizerSnapshot | None = None
@@ -199,6 +201,7 @@ class Garden(PlantingByHand):
             )
         return self.average
 
+    @whole
     def step(self, evaluate: Evaluate, train_loss: float | Tensor | None = None) -> list[Event]:
         """Measure the epoch that was trained, decide, and make the model ready for the next one.
 
@@ -232,6 +235,7 @@ class Garden(PlantingByHand):
         self.books.resume()
         return events
 
+    @whole
     def prune(self, evaluate: Evaluate) -> list[Event]:
         """Remove fossils that do not pay: now, where `step` does not do it by itself."""
         with self._together():
@@ -239,6 +243,7 @@ class Garden(PlantingByHand):
             judged, _ = self._prune(evaluate, self.epoch, base.values)
         return self._emit(judged)
 
+    @whole
     def report(self, evaluate: Evaluate | None = None) -> GrowthReported:
         """Measure what all that grew, and each part, is worth now.
 
@@ -246,9 +251,8 @@ class Garden(PlantingByHand):
         """
         evaluate = evaluate or self._evaluate
         if evaluate is None:
-            raise MeasurementError(
-                "no step has measured anything yet, so say how: garden.report(evaluate)."
-            )
+            way_out = "say how: garden.report(evaluate)"
+            raise MeasurementError(f"no step has measured anything yet, so {way_out}.")
         measuring = self.books.measuring(self.model, partial(self._evaluation.losses, evaluate))
         # processes take over each other's buffers for as long as they measure
         with buffers_kept(self.model), self._together(), measuring as evaluations:
@@ -298,6 +302,7 @@ class Garden(PlantingByHand):
 
         Of several processes the first one writes.
         """
+        refuse_broken(self)
         self._refuse_averages()
         if not processes.is_first():
             return Path(folder)
@@ -306,6 +311,7 @@ class Garden(PlantingByHand):
             self.model, Path(folder), keeping.describe(self), averages, self.pending_optimizer
         )
 
+    @whole_or_refused
     def restore(self, folder: str | Path) -> None:
         """Become what `save` wrote, in place.
 
@@ -350,11 +356,7 @@ class Garden(PlantingByHand):
 
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
-        texts = [summarize(self.model, self.epoch)]
-        reported = [event for event in self.history if isinstance(event, GrowthReported)]
-        if reported:
-            texts.append(str(reported[-1]))
-        return "\n".join(texts)
+        return summarize(self.model, self.epoch, self.history)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -372,6 +374,7 @@ class Garden(PlantingByHand):
 
     def _hint_of_harvest(self) -> None:
         """Say once what is not taken home, and what is taken home without having been judged."""
+        refuse_broken(self)
         said = hints.hint_of_left_out(self.model, self.epoch)
         said += hints.hint_of_unjudged(self.model, self.history, self.epoch)
         self._emit([hint for hint in said if hint not in self.history])
@@ -390,10 +393,7 @@ class Garden(PlantingByHand):
         self._settle(compiled_for)
 
     def _settle(self, compiled_for: list[object]) -> None:
-        """Follow what is new in the network.
-
-        A compiled copy is compiled again if the structure that it was compiled for has changed.
-        """
+        """Follow what is new; a compiled copy of another structure is compiled again."""
         self._follower.follow()
         if self.books.is_passed_by and compiled_key(self.model) != compiled_for:
             forget_compiled()

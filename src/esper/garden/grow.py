@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 
@@ -14,13 +15,16 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
 from esper.kasmina.saving import load_network
-from esper.kasmina.slot import remove_slots
+from esper.kasmina.slot import has_slots, remove_slots
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import Rule, parse
 from esper.tamiyo.rules import RULES, HostFacts
+
+_HOSTS: WeakSet[nn.Module] = WeakSet()
+"""The hosts of the gardens of this process; a module does not know what it is a part of."""
 
 
 def inspect(model: nn.Module, example: Example) -> list[Place]:
@@ -90,7 +94,8 @@ def grow(
         per epoch.
 
     Raises:
-        HostError: a slot does not fit, or the model is wrapped, sharded or growing already.
+        HostError: a slot does not fit, or the model is wrapped, sharded, growing already or a part
+            of one that grows.
         SettingError: a setting is impossible, or leaves no room to grow.
         UnknownNameError: no such module, blueprint or policy.
 
@@ -115,6 +120,7 @@ def grow(
     if isinstance(model, MorphogeneticModel):
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     refuse_wrapped(model)
+    _refuse_part(model)
     processes.share([*model.parameters(), *model.buffers()])
     patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
@@ -164,10 +170,23 @@ def _tend(
 ) -> Garden:
     """A garden of this model; if that is refused, the host can be grown again."""
     try:
-        return Garden(model, policy, higher_is_better, prices)
+        garden = Garden(model, policy, higher_is_better, prices)
     except Exception:
         remove_slots(model.host)
         raise
+    _HOSTS.add(model.host)
+    return garden
+
+
+def _refuse_part(model: nn.Module) -> None:
+    """Refuse a part of a model that grows: a save of the whole could not be loaded."""
+    for host in _HOSTS:
+        is_part = model is not host and any(module is model for module in host.modules())
+        if is_part and has_slots(host):
+            raise HostError(
+                f"this {type(model).__name__} is a part of a {type(host).__name__} that grows. One "
+                f"garden tends a model: grow the {type(host).__name__} with all slots in one call."
+            )
 
 
 def load(
@@ -212,6 +231,7 @@ def load(
             )
 
     refuse_wrapped(model)
+    _refuse_part(model)
     saved = load_network(Path(folder), model, check)
     extra = saved.extra
     chosen = extra["policy"] if policy is None else policy

@@ -156,10 +156,14 @@ class Follower:
 
     def follow(self) -> None:
         """Take the network as it is now; what is new in it gets the first process's values."""
+        self.rejoin()
+        share([*self.model.slots.parameters(), *self.model.slots.buffers()])
+
+    def rejoin(self) -> None:
+        """Take the network as it is now, whatever the other processes do."""
         slots = self.model.slots
         names = [f"slots.{name}" for name, _ in (*slots.named_parameters(), *slots.named_buffers())]
         vars(self.model)["_ddp_params_and_buffers_to_ignore"] = names
-        share([*slots.parameters(), *slots.buffers()])
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,7 +1,7 @@
 """What growing is worth, part by part, and a garden as a table. Nothing here changes a network."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import find_judged
 from esper.kasmina.slot import SeedSlot, has_gate, seed_size
 from esper.leyline.reports import SeedStateReport
-from esper.telemetry.events import GrowthReported, format_gain
+from esper.telemetry.events import Event, GrowthReported, format_gain
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _describe_part(
     }
 
 
-def summarize(model: MorphogeneticModel, epoch: int) -> str:
-    """Slots, stages, parameters and evidence as a table to print."""
+def summarize(model: MorphogeneticModel, epoch: int, history: Sequence[Event]) -> str:
+    """Slots, stages, parameters and evidence as a table to print, and the last report."""
     limit = f" of {model.budget:,}" if model.budget is not None else ""
     seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
     caption = f"{model.total_params:,}{limit} parameters; seeds: {seeds}"
@@ -127,7 +127,8 @@ def summarize(model: MorphogeneticModel, epoch: int) -> str:
         _add_row(table, report, model.slot_config.modules[slot_id])
     text = io.StringIO()
     Console(width=120, file=text).print(table)
-    return text.getvalue().rstrip()
+    reported = [str(event) for event in history if isinstance(event, GrowthReported)]
+    return "\n".join([text.getvalue().rstrip(), *reported[-1:]])
 
 
 def _add_row(table: Table, report: SeedStateReport, module: str) -> None:

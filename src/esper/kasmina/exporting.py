@@ -22,7 +22,8 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.proving import find_difference
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
-from esper.storage.files import sweep, write_files
+from esper.storage.claims import claimed
+from esper.storage.files import make_folder, naming_failures, sweep, write_files
 
 # The files of an exported network.
 WEIGHTS = "weights.safetensors"
@@ -62,11 +63,14 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
         )
     grown = prove_harvest(model)
     _prove(render_source(model, grown.members, ""), model, grown)
-    sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-    weights = seeds.whole(grown.network)
-    digests = write_files(folder, {WEIGHTS: lambda path: save_model(weights, str(path))})
-    source = render_source(model, grown.members, digests[WEIGHTS])
-    write_files(folder, {SOURCE: source.encode()})
+    network = seeds.whole(grown.network)
+    with naming_failures(folder):
+        make_folder(folder)
+    with claimed(folder / SOURCE):
+        sweep(folder, {SOURCE, WEIGHTS}.__contains__)
+        digests = write_files(folder, {WEIGHTS: lambda path: save_model(network, str(path))})
+        source = render_source(model, grown.members, digests[WEIGHTS])
+        write_files(folder, {SOURCE: source.encode()})
     return folder
 
 

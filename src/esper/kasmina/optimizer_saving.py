@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
@@ -121,16 +121,20 @@ def _describe_scheduler(scheduler: Any) -> Plain | None:
     return {key: value for key, value in state.items() if is_plain(value, exact=False)}
 
 
-def read_snapshot(facts: Plain | None, paths: Mapping[str, Path]) -> OptimizerSnapshot | None:
-    """What was saved of the optimisers; facts of other types than those saved are refused."""
+def read_snapshot(
+    facts: Plain | None, contents: Mapping[str, bytes], path: Path
+) -> OptimizerSnapshot | None:
+    """What was saved of the optimisers; facts of other types than those saved are refused.
+
+    Errors name `path`.
+    """
     if facts is None:
         return None
     for optimizer in (facts, *facts["others"]):
         _check_facts(optimizer, _FACTS)
         for group in optimizer["groups"]:
             _check_facts(group, _GROUP_FACTS)
-    path = paths["optimizer"]
-    return OptimizerSnapshot(facts, load_file(path), path)
+    return OptimizerSnapshot(facts, load(contents["optimizer"]), path)
 
 
 def _check_facts(facts: Plain, adapters: Mapping[str, TypeAdapter[Any]]) -> None:

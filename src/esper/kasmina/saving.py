@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, load_model, save_file, save_model
+from safetensors.torch import load, save_file, save_model
 from torch import Tensor, nn
 
 from esper.kasmina.copies.eligibility import Inheritance
@@ -26,8 +26,15 @@ from esper.kasmina.optimizer_saving import (
     read_snapshot,
 )
 from esper.kasmina.seeds import whole
-from esper.kasmina.slot import NOTE, SeedSlot, SlotContents, has_gate, remove_slots
-from esper.leyline.errors import SaveError
+from esper.kasmina.slot import (
+    NOTE,
+    SeedSlot,
+    SlotContents,
+    has_gate,
+    remove_slots,
+    slots_on,
+)
+from esper.leyline.errors import HostError, SaveError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
@@ -73,7 +80,7 @@ class _Save(NamedTuple):
     """What lies in a folder that `save_network` wrote."""
 
     facts: Plain
-    paths: Mapping[str, Path]
+    contents: Mapping[str, bytes]
     average: Tensors | None
 
 
@@ -86,8 +93,10 @@ def save_network(
 ) -> Path:
     """Write model, optimiser, averages and `extra`, which is plain data of the caller's.
 
-    A `pending` state of an optimiser that is not attached yet is written as it was read.
+    A `pending` state of an optimiser that is not attached yet is written as it was read. A host of
+    which a part grows in another garden is refused: nothing could load it.
     """
+    _refuse_other_gardens(model)
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"] = pending.facts
@@ -101,6 +110,15 @@ def save_network(
     return folder
 
 
+def _refuse_other_gardens(model: MorphogeneticModel) -> None:
+    for name, module in model.host.named_modules():
+        if any(slot not in model.ordered_slots for slot in slots_on(module)):
+            raise HostError(
+                f"{name} of this {type(model.host).__name__} grows in another garden. One garden "
+                f"tends a model: grow it with all slots in one call."
+            )
+
+
 def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> LoadedNetwork:
     """Rebuild a save around a fresh host; `check` may refuse `extra`.
 
@@ -108,7 +126,9 @@ def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -
     """
     save = _read(folder)
     extra = save.facts["extra"]
-    network = rebuild_network(host, save.facts, save.paths, folder / MANIFEST, lambda: check(extra))
+    network = rebuild_network(
+        host, save.facts, save.contents, folder / MANIFEST, lambda: check(extra)
+    )
     return LoadedNetwork(network, save.average, extra)
 
 
@@ -119,7 +139,7 @@ def restore_network(
 
     Settings and limits stay the network's own.
     """
-    facts, paths, average = _read(folder)
+    facts, contents, average = _read(folder)
     with fitting(folder / MANIFEST):
         saved = facts["network"]
         present = describe_network(model).facts["network"]
@@ -131,7 +151,7 @@ def restore_network(
                 )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
-        snapshot = read_snapshot(facts["optimizer"], paths)
+        snapshot = read_snapshot(facts["optimizer"], contents, folder / MANIFEST)
         if model.link is not None:
             if snapshot is None:
                 raise SaveError(
@@ -141,7 +161,7 @@ def restore_network(
             match_optimizers(model.link, snapshot)
             model.link.release(model.slots.parameters())
         model.read_gradients()  # those since the last step are of a network that goes
-        _fill(model, saved, paths)
+        _fill(model, saved, contents)
         return RestoredNetwork(snapshot, average, facts["extra"])
 
 
@@ -153,10 +173,9 @@ def _read(folder: Path) -> _Save:
             f"{folder} holds no saved garden: {MANIFEST} is missing. Name a folder "
             f"that garden.save wrote."
         )
-    paths = {role: store.path(save, role) for role in save.files}
     with fitting(store.manifest):
-        average = load_file(paths["average"]) if "average" in paths else None
-    return _Save(save.facts, paths, average)
+        average = load(save.contents["average"]) if "average" in save.contents else None
+    return _Save(save.facts, save.contents, average)
 
 
 def _store(folder: Path) -> Store:
@@ -240,7 +259,7 @@ def _describe_seed(blueprint_id: str | None, seed: nn.Module) -> Plain:
 def rebuild_network(
     host: nn.Module,
     facts: Plain,
-    paths: Mapping[str, Path],
+    contents: Mapping[str, bytes],
     path: Path,
     check: Callable[[], None] = lambda: None,
 ) -> RebuiltNetwork:
@@ -254,8 +273,8 @@ def rebuild_network(
             _refuse_other_host(facts["host"], _describe_tensors(host))
             check()
             model = _build_network(host, facts["network"])
-            _fill(model, facts["network"], paths)
-            return RebuiltNetwork(model, read_snapshot(facts["optimizer"], paths))
+            _fill(model, facts["network"], contents)
+            return RebuiltNetwork(model, read_snapshot(facts["optimizer"], contents, path))
     except Exception:
         remove_slots(host)
         host.load_state_dict(weights)
@@ -286,14 +305,24 @@ def _build_network(host: nn.Module, network: Plain) -> MorphogeneticModel:
     )
 
 
-def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) -> None:
+def _fill(model: MorphogeneticModel, network: Plain, contents: Mapping[str, bytes]) -> None:
     """Build what had grown in place of what the slots hold, and read all weights."""
     with torch.random.fork_rng(devices=[]):
         for slot_id, saved in network["slots"].items():
             _fill_slot(model, slot_id, saved)
-    load_model(whole(model), str(paths["model"]))
+    _load_weights(model, load(contents["model"]))
     model.births = network["births"]
     model.shadow_passes = network["shadow_passes"]
+
+
+def _load_weights(model: nn.Module, weights: Tensors) -> None:
+    """Read all weights; of tensors that are tied one is enough, as in what safetensors writes."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    state = model.state_dict()
+    read = {state[name].untyped_storage().data_ptr() for name in weights if name in state}
+    lost = [name for name in missing if state[name].untyped_storage().data_ptr() not in read]
+    if lost or unexpected:
+        raise ValueError(f"missing weights: {lost or 'none'}; unknown: {unexpected or 'none'}")
 
 
 def _fill_slot(model: MorphogeneticModel, slot_id: str, saved: Plain) -> None:

@@ -276,10 +276,13 @@ def bare(module: nn.Module) -> nn.Module:
 
 def has_slots(host: nn.Module) -> bool:
     """Whether slots sit on this host already."""
-    for module in host.modules():
-        if any(_is_slots(hook) for hook in module._forward_hooks.values()):
-            return True
-    return False
+    return any(slots_on(module) for module in host.modules())
+
+
+def slots_on(module: nn.Module) -> list[SeedSlot]:
+    """The slots that sit on this module itself."""
+    owners = [_owner_of(hook) for hook in module._forward_hooks.values()]
+    return [owner for owner in owners if isinstance(owner, SeedSlot)]
 
 
 def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
@@ -289,17 +292,16 @@ def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
         if runs:
             tables.append(module._forward_hooks)
         for hooks in tables:
-            for key in [key for key, hook in hooks.items() if _is_slots(hook)]:
+            own = [key for key, hook in hooks.items() if isinstance(_owner_of(hook), SeedSlot)]
+            for key in own:
                 del hooks[key]
 
 
-def _is_slots(hook: Any) -> bool:
-    """Whether a hook is a slot's method, or a function with a slot as its first argument."""
+def _owner_of(hook: Any) -> Any:
+    """Whose method a hook is, or the first argument that it is bound to; None without either."""
     hook = getattr(hook, "hook", hook)  # as torch wraps what is called before loading
     owner = getattr(hook, "__self__", None)
-    if owner is None:
-        owner = next(iter(getattr(hook, "args", ())), None)
-    return isinstance(owner, SeedSlot)
+    return next(iter(getattr(hook, "args", ())), None) if owner is None else owner
 
 
 def has_gate(seed: nn.Module | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from esper.kasmina.optimizer_saving import restore_optimizer
 from esper.kasmina.randomness import own_randomness
@@ -67,31 +67,32 @@ def describe_population(population: Population) -> PopulationDescription:
 
 
 def restore_population(
-    population: Population, facts: Sequence[Plain], paths: Mapping[str, Path]
+    population: Population, facts: Sequence[Plain], contents: Mapping[str, bytes], path: Path
 ) -> None:
-    """Put fresh hosts of the same seeds back to where they were."""
+    """Put fresh hosts of the same seeds back to where they were; errors name `path`."""
     for number, run in enumerate(population.runs):
         start = f"host-{number}-"
-        host_paths = {
-            role.removeprefix(start): path for role, path in paths.items() if role.startswith(start)
+        of_host = {
+            role.removeprefix(start): content
+            for role, content in contents.items()
+            if role.startswith(start)
         }
-        _restore(run, facts[number], host_paths)
+        _restore(run, facts[number], of_host, path)
         governor = Governor(run)
         governor.load(_read_expectations(facts[number]["governor"]))
         population.governors[number] = governor
 
 
-def _restore(run: HostRun, facts: Plain, paths: Mapping[str, Path]) -> None:
+def _restore(run: HostRun, facts: Plain, contents: Mapping[str, bytes], path: Path) -> None:
     """Put one fresh host back to where it was."""
-    folder = paths["model"].parent
     if facts["seed"] != run.seed:
         raise SaveError(
-            f"{folder} holds the host of seed {facts['seed']}, not {run.seed}; use the "
+            f"{path} holds the host of seed {facts['seed']}, not {run.seed}; use the "
             f"run's own settings."
         )
     with own_randomness(run.seed):
         host = run.task.build_host()
-    model, optimizer = rebuild_network(host.to(run.device), facts, paths, folder)
+    model, optimizer = rebuild_network(host.to(run.device), facts, contents, path)
     assert optimizer is not None
     run.take_network(model)
     restore_optimizer(run.model, run.link, optimizer)
@@ -101,7 +102,7 @@ def _restore(run: HostRun, facts: Plain, paths: Mapping[str, Path]) -> None:
     run.reading = TypeAdapter(EpochReading | None).validate_python(facts["reading"])
     run.ledger = TypeAdapter(Ledger).validate_python(facts["ledger"])
     run.scaler.load_state_dict(facts["scaler"])
-    run.plan.stream.load({**load_file(paths["stream"]), "position": facts["position"]})
+    run.plan.stream.load({**load(contents["stream"]), "position": facts["position"]})
 
 
 def _read_expectations(saved: Plain) -> Expectations:

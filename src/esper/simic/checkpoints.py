@@ -25,14 +25,16 @@ _COMPARED_ELSEWHERE = ("slots", "blueprints", "blends", "lengths")
 """fields of a task that the layout of a policy tells apart; lengths are compared one by one"""
 
 
-def load_agent(path: Path, agent: PPOAgent, layout: Layout) -> dict[str, Any]:
+def load_agent(
+    path: Path, agent: PPOAgent, layout: Layout, content: bytes | None = None
+) -> dict[str, Any]:
     """Put a learner back to where it was; returns the facts that the file was written with.
 
-    What does not fit is refused at once.
+    What does not fit is refused at once. With `content` the file was read already.
     """
-    content = read(path)
-    require_layout(content.plain["layout"], layout, path)
-    return agent.restore(content, path)
+    file = read(path, content=content)
+    require_layout(file.plain["layout"], layout, path)
+    return agent.restore(file, path)
 
 
 def episodes_of(path: Path) -> int | None:
@@ -41,12 +43,13 @@ def episodes_of(path: Path) -> int | None:
         return TypeAdapter(int | None).validate_python(read(path).plain["facts"].get("episodes"))
 
 
-def other_episodes(path: Path, played: Task) -> str | None:
+def other_episodes(path: Path, played: Task, content: bytes | None = None) -> str | None:
     """How the episodes that a policy was trained for differ from those it is to play.
 
-    Returns a sentence, or None where they do not differ or nothing is known of them.
+    Returns a sentence, or None where they do not differ or nothing is known of them. With `content`
+    the file was read already.
     """
-    saved = read(path).plain["facts"].get("task")
+    saved = read(path, content=content).plain["facts"].get("task")
     if saved is None:
         return None
     with fitting(path):
@@ -165,7 +168,7 @@ class History:
             self._rewind({})
             return 0
         path = self.store.path(newest, "policy")
-        facts = load_agent(path, agent, self.layout)
+        facts = load_agent(path, agent, self.layout, newest.contents["policy"])
         with fitting(path):
             self.episodes = int(facts["episodes"])
             self._rewind(facts["events"])

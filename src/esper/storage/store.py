@@ -2,14 +2,15 @@
 
 All files of a generation are durable before the manifest names them, and what the manifest no
 longer names goes only when the manifest is durable. So a folder holds the old save or the new one,
-never neither and never parts of both. No torch in here.
+never neither and never parts of both. One process writes at a time. Whoever reads gets the bytes
+that were checked. No torch in here.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -19,9 +20,11 @@ from pydantic import TypeAdapter
 
 from esper.leyline.errors import EsperError, SaveError, complain
 from esper.storage import files as disk
+from esper.storage.claims import Claim, claimed, lock_of, noted
 from esper.storage.files import Content
 
 FORMAT = 3
+MOST_READS = 1000  # of a folder that is saved to again each time that it is read
 _PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 Plain = dict[str, Any]
 
@@ -51,6 +54,16 @@ class Generation:
         return {file["name"] for file in self.files.values()}
 
 
+@dataclass(frozen=True)
+class Save(Generation):
+    """A generation that is whole, with what its files hold by their roles.
+
+    These are the bytes that were checked; nothing is opened a second time.
+    """
+
+    contents: dict[str, bytes]
+
+
 class Store:
     """The newest saves of one thing.
 
@@ -58,8 +71,9 @@ class Store:
         manifest: The file that lists the saves.
         kind: What is saved, in words. A manifest of another kind is refused.
         folder: Where the saved files are; by default beside the manifest.
-        owned: Fits the names of the store's files, without their endings. Files in the folder that
-            fit it and are not listed are deleted. None: the store deletes no file.
+        owned: Fits the names of the store's files, without their endings. A file is deleted only
+            if it fits and a manifest of this store listed it, or a killed save was writing it.
+            None: the store deletes no file.
         keep: How many of the newest generations stay.
         best_by: A fact; the generation in which it is highest stays as well.
         bound_to: What the saves are for, such as a seed and settings. A manifest that was written
@@ -87,25 +101,41 @@ class Store:
         self._newest = 0  # the generation resumed from; younger ones are undone
 
     def save(self, facts: Plain, files: Mapping[str, NewFile] | None = None) -> Generation:
-        """Add a generation of facts and files by their roles; old generations go afterwards."""
+        """Add a generation of facts and files by their roles; old generations go afterwards.
+
+        While another process saves here, this one waits; after some seconds it is refused.
+        """
         try:
             facts = json.loads(json.dumps(facts, allow_nan=False))
         except (TypeError, ValueError) as problem:
             raise SaveError(f"the {self.kind} does not fit into JSON ({problem}).") from problem
-        listed = self._listed()
-        generation = Generation(
-            number=listed[-1].number + 1 if listed else 1,
-            facts=facts,
-            files=self._write(files, listed) if files else {},
-        )
-        past = [known for known in listed if known.number <= self._newest]
-        kept = self._write_manifest([*past, generation])
-        self._newest = generation.number
-        self._remove_unlisted(kept)
+        with disk.naming_failures(self.manifest):
+            disk.make_folder(self.manifest.parent)
+        with claimed(self.manifest) as claim:
+            listed = self._listed()
+            former = self._names_of(listed)
+            self._clear_up(former)
+            names = {
+                role: self._free_name(new.name, listed, left=())
+                for role, new in (files or {}).items()
+            }
+            self._note(claim, {*former, *names.values()})
+            try:
+                written = self._write(files or {}, names)
+                number = listed[-1].number + 1 if listed else 1
+                generation = Generation(number, facts, written)
+                past = [known for known in listed if known.number <= self._newest]
+                self._write_manifest([*past, generation])
+            except BaseException:
+                with suppress(SaveError):
+                    self._clear(names.values())
+                raise
+            self._newest = generation.number
+            claim.is_over = self._clear(former)
         return generation
 
-    def _write_manifest(self, generations: Sequence[Generation]) -> Sequence[Generation]:
-        """List those of the generations that stay, and return them."""
+    def _write_manifest(self, generations: Sequence[Generation]) -> None:
+        """List those of the generations that stay."""
         kept = list(generations[-self.keep :])
         best_number = None
         if self.best_by is not None:
@@ -127,16 +157,26 @@ class Store:
                 f"{disk.MOST_BYTES:,} that can be read back. Save less."
             )
         disk.write_durably(self.manifest, content)
-        return kept
 
-    def _remove_unlisted(self, kept: Sequence[Generation]) -> None:
-        """Delete the store's files that no generation lists; what others put there stays."""
-        listed = {self.manifest.name}
-        for generation in kept:
-            listed |= generation.names
-        names = disk.names_in(self.folder)
-        unlisted = [name for name in names if self._owns(name) and name not in listed]
-        disk.remove([self.folder / name for name in unlisted])
+    def _clear(self, names: Iterable[str]) -> bool:
+        """Delete those of these files that the manifest does not list; all others stay.
+
+        Returns whether they are gone for good, so that the note of them can go.
+        """
+        listed = self._names_of(self._listed())
+        there = disk.names_in(self.folder)
+        unlisted = [name for name in names if name in there and name not in listed]
+        mine = [self.folder / name for name in unlisted if self._owns(name)]
+        disk.remove(mine)
+        if mine:
+            with disk.naming_failures(self.manifest):
+                disk.sync_folder(self.folder)
+        return not any(path.exists() for path in mine)
+
+    @staticmethod
+    def _names_of(generations: Iterable[Generation]) -> set[str]:
+        names: set[str] = set()
+        return names.union(*(generation.names for generation in generations))
 
     def _owns(self, name: str) -> bool:
         """Whether a file name is the store's, with the number that `free_name` may have added."""
@@ -144,27 +184,50 @@ class Store:
             return False
         return re.fullmatch(rf"(?:{self.owned.pattern})(?:-\d+)?\.\w+", name) is not None
 
+    def _clear_up(self, listed: set[str]) -> None:
+        """Delete what a killed save has left, before its note is replaced."""
+        left = set(noted(lock_of(self.manifest)))
+        if left:
+            with disk.naming_failures(self.manifest):
+                disk.sync_folder(self.manifest.parent)  # the list as seen is now the one on disk
+            self._clear(left - listed)
+
+    def _note(self, claim: Claim, names: set[str]) -> None:
+        """Note what is listed or about to be written, before a file is written."""
+        if names:
+            with disk.naming_failures(self.manifest):
+                claim.note(names)
+                # the list as seen is now the one on disk: other names are free
+                disk.sync_folder(self.manifest.parent)
+
     def _write(
-        self, files: Mapping[str, NewFile], listed: Sequence[Generation]
+        self, files: Mapping[str, NewFile], names: Mapping[str, str]
     ) -> dict[str, dict[str, str]]:
-        """Make the files of a generation durable; no file that is listed is touched."""
-        with disk.naming_failures(self.manifest):
-            disk.make_folder(self.manifest.parent)
-            # the list as seen is now the one on disk: other names are free
-            disk.sync_folder(self.manifest.parent)
+        """Make the files of a generation durable under these names."""
+        if not files:
+            return {}
         disk.sweep(self.folder, self._owns)
-        names = {role: self.free_name(file.name, listed) for role, file in files.items()}
         contents = {names[role]: file.content for role, file in files.items()}
         digests = disk.write_files(self.folder, contents)
         return {role: {"name": name, "sha256": digests[name]} for role, name in names.items()}
 
-    def free_name(self, name: str, listed: Sequence[Generation] | None = None) -> str:
-        """The name that a file gets in the next generation; no listed generation has it."""
-        listed = self._listed() if listed is None else listed
-        if not any(name in known.names for known in listed):
-            return name
+    def free_name(self, name: str) -> str:
+        """The name that a file gets in the next generation.
+
+        No listed generation has it, and no file that somebody else put there.
+        """
+        left = {name for name in noted(lock_of(self.manifest)) if self._owns(name)}
+        return self._free_name(name, self._listed(), left)
+
+    def _free_name(self, name: str, listed: Sequence[Generation], left: Collection[str]) -> str:
+        """A free name where all is gone that a killed save has `left`."""
+        taken = self._names_of(listed).union(set(disk.names_in(self.folder)).difference(left))
         stem, dot, ending = name.rpartition(".")
-        return f"{stem}-{listed[-1].number + 1}{dot}{ending}"
+        number = listed[-1].number if listed else 0
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}{dot}{ending}"
+        return name
 
     def _listed(self) -> list[Generation]:
         """What the manifest lists; a damaged one lists nothing and is replaced."""
@@ -173,50 +236,84 @@ class Store:
         except DamagedManifestError:
             return []
 
-    def newest(self) -> Generation | None:
+    def newest(self) -> Save | None:
         """The newest generation that is whole, byte for byte; None where nothing is saved.
 
-        A damaged one is named on standard error.
+        A damaged one is named on standard error. Where another process saves meanwhile, what it
+        has saved is read.
         """
-        listed = self.generations()
-        for generation in reversed(listed):
-            problem = self._problem(generation)
-            if problem is None:
-                self._newest = generation.number
-                return generation
-            if generation is listed[0]:
-                raise SaveError(
-                    f"{problem}, and no other save there is whole. "
-                    "Restore it from a copy, or start again."
-                )
+        for _ in range(MOST_READS):
+            manifest = self._read_manifest()
+            problems: list[str] = []
+            save = self._newest_whole(manifest, problems)
+            if not problems or manifest == self._read_manifest():
+                break  # nobody has saved meanwhile
+        fatal = problems.pop() if problems and save is None else None
+        for problem in problems:
             complain(f"{problem}; using the save before it.")
+        if fatal is not None:
+            raise SaveError(
+                f"{fatal}, and no other save there is whole. "
+                "Restore it from a copy, or start again."
+            )
+        if save is not None:
+            self._newest = save.number
+        return save
+
+    def _newest_whole(self, manifest: bytes | None, problems: list[str]) -> Save | None:
+        """The newest whole generation of a manifest; what is wrong with others joins `problems`."""
+        for generation in reversed(self._parse(manifest)):
+            try:
+                contents = self._read(generation)
+            except SaveError as problem:
+                problems.append(str(problem))
+            else:
+                return Save(generation.number, generation.facts, generation.files, contents)
         return None
 
-    def path(self, generation: Generation, role: str) -> Path:
-        """Where the file with this role is."""
-        return self.folder / generation.files[role]["name"]
-
-    def _problem(self, generation: Generation) -> str | None:
-        """What is wrong with a generation's files; None if they are whole."""
+    def _read(self, generation: Generation) -> dict[str, bytes]:
+        """What a generation's files hold, by their roles; each is read once, and then checked."""
+        contents: dict[str, bytes] = {}
         for role, file in generation.files.items():
             path = self.path(generation, role)
             try:
-                if disk.digest(path) != file["sha256"]:
-                    return f"{path} is truncated or altered: its checksum does not match"
+                with disk.open_plain(path) as opened:
+                    contents[role] = opened.read()
             except OSError as problem:
-                return f"{path} is missing or cannot be read ({problem.strerror})"
-        return None
+                raise SaveError(
+                    f"{path} is missing or cannot be read ({problem.strerror})"
+                ) from problem
+            except MemoryError:
+                raise SaveError(f"{path} is larger than the memory that is free") from None
+            if hashlib.sha256(contents[role]).hexdigest() != file["sha256"]:
+                raise SaveError(f"{path} is truncated or altered: its checksum does not match")
+        return contents
+
+    def path(self, generation: Generation, role: str) -> Path:
+        """Where the file with this role is, for errors that name it."""
+        return self.folder / generation.files[role]["name"]
 
     def generations(self) -> list[Generation]:
         """What the manifest lists, oldest first; nothing where there is none."""
+        return self._parse(self._read_manifest())
+
+    def _read_manifest(self) -> bytes | None:
+        """What is in the manifest; None where there is none."""
         try:
-            return self._open(json.loads(disk.read_plain(self.manifest)))
+            return disk.read_plain(self.manifest)
         except FileNotFoundError:
-            return []
+            return None
         except OSError as problem:
             raise SaveError(
                 f"cannot read {self.manifest}: {problem.strerror}. Name another folder."
             ) from problem
+
+    def _parse(self, manifest: bytes | None) -> list[Generation]:
+        """The generations that a manifest lists; a damaged one is refused."""
+        if manifest is None:
+            return []
+        try:
+            return self._open(json.loads(manifest))
         except SaveError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import torch
 from pydantic import Field, TypeAdapter
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
@@ -91,21 +91,19 @@ def _digest(tensors: Tensors, text: str) -> str:
     return digest.hexdigest()
 
 
-def read(path: Path, layouts: Any = Layout) -> PolicyFile:
+def read(path: Path, layouts: Any = Layout, content: bytes | None = None) -> PolicyFile:
     """Return tensors and plain data of a file; a damaged or foreign file is refused.
 
-    `layouts` is the type that the file's layout must have, or a union of types.
+    `layouts` is the type that the file's layout must have, or a union of types. With `content` the
+    file was read already, and errors name its path.
     """
+    whole = read_whole(path) if content is None else content
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            plain = json.loads(metadata["esper"])
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as problem:
-        raise SaveError(
-            f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem})."
-        ) from problem
+        tensors = load(whole)
+        metadata = _metadata_of(whole)
+        plain = json.loads(metadata["esper"])
+    except (SafetensorError, KeyError, ValueError, RecursionError) as problem:
+        raise _not_a_policy(path, problem) from problem
     file_format = plain.get("format") if isinstance(plain, dict) else None
     if file_format != FORMAT:
         raise SaveError(
@@ -130,14 +128,38 @@ def read(path: Path, layouts: Any = Layout) -> PolicyFile:
     return PolicyFile(tensors, plain)
 
 
-def load_fitting(path: Path, space: ActionSpace) -> NetworkPolicy:
-    """Return the trained policy of a file; one for other slots or blueprints is refused."""
-    content = read(path)
-    saved: Layout = content.plain["layout"]
+def read_whole(path: Path) -> bytes:
+    """What is in a file; one that cannot be read is no policy."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise _not_a_policy(path, problem) from problem
+
+
+def _not_a_policy(path: Path, problem: Exception) -> SaveError:
+    return SaveError(
+        f"{path} is not a checkpoint of a growth policy, or it is damaged ({problem})."
+    )
+
+
+def _metadata_of(content: bytes) -> Mapping[str, str]:
+    """What a file that safetensors could read says beside its tensors."""
+    size = int.from_bytes(content[:8], "little")
+    metadata: Mapping[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    return metadata
+
+
+def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -> NetworkPolicy:
+    """Return the trained policy of a file; one for other slots or blueprints is refused.
+
+    With `content` the file was read already.
+    """
+    file = read(path, content=content)
+    saved: Layout = file.plain["layout"]
     reads_telemetry = any(name.endswith(".greedy_score") for name in saved.features)
     layout = Layout.of(space, reads_telemetry, saved.hidden_dim, saved.head_dim)
     require_layout(saved, layout, path)
-    network = load_network(layout.build, content.tensors, path)
+    network = load_network(layout.build, file.tensors, path)
     return NetworkPolicy(network, reads_telemetry=reads_telemetry)
 
 

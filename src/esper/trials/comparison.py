@@ -25,7 +25,7 @@ from esper.runtime.splits import Splits
 from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.storage.runfolder import ARMS, PLANS, PRETRAINED
-from esper.storage.store import Generation, NewFile, Store, fitting
+from esper.storage.store import NewFile, Save, Store, fitting
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_names import NEVER, Rule, Sham, parse
@@ -327,7 +327,7 @@ class Comparison:
         if save is None:
             return
         with fitting(store.manifest), torch.device("meta"):
-            state = load(store.path(save, "host").read_bytes())
+            state = load(save.contents["host"])
             self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
             self.weights[seed] = state
 
@@ -430,7 +430,7 @@ def _batches(values: Sequence[Item], most: int) -> Iterator[Sequence[Item]]:
         yield values[start : start + most]
 
 
-def _newest(store: Store, consequence: str) -> Generation | None:
+def _newest(store: Store, consequence: str) -> Save | None:
     """What a store holds; where it is damaged, the error says what deleting it leads to."""
     try:
         return store.newest()

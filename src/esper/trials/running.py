@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from esper.episodes import Episodes
@@ -25,7 +25,7 @@ from esper.simic.checkpoints import other_episodes
 from esper.storage import runfolder
 from esper.storage.store import NewFile, Store, fitting, require_plain
 from esper.tamiyo.policies import NetworkPolicy, Policy
-from esper.tamiyo.policy_files import load_fitting
+from esper.tamiyo.policy_files import load_fitting, read_whole
 from esper.tamiyo.policy_names import Rule, parse
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
@@ -141,16 +141,17 @@ def _trained_policy(
     )
     space = population.runs[0].model.space
     kept = store.newest() if is_resumed else None
-    if kept is None:
-        source = Path(config.policy)
-        load_fitting(source, space)
-        warning = other_episodes(source, population.task)
-        if warning:
-            say(warning)
-        kept = store.save(
-            {}, {"policy": NewFile(name=runfolder.POLICY, content=source.read_bytes())}
-        )
-    return load_fitting(store.path(kept, "policy"), space)
+    if kept is not None:
+        return load_fitting(store.path(kept, "policy"), space, kept.contents["policy"])
+    source = Path(config.policy)
+    # read once: a learner may replace it meanwhile
+    content = read_whole(source)
+    policy = load_fitting(source, space, content)
+    warning = other_episodes(source, population.task, content)
+    if warning:
+        say(warning)
+    store.save({}, {"policy": NewFile(name=runfolder.POLICY, content=content)})
+    return policy
 
 
 def _finish(
@@ -247,11 +248,10 @@ class EpochSaves:
             self.sink.rewind(runfolder.BEGINNING)
             return None
         facts = save.facts
-        paths = {role: self.store.path(save, role) for role in save.files}
         with fitting(self.store.manifest):
             require_corpus(facts.get("corpus"), self.population.corpus, self.store.manifest.parent)
-            restore_population(self.population, facts["hosts"], paths)
-            tensors = load_file(paths[_MEMORY])
+            restore_population(self.population, facts["hosts"], save.contents, self.store.manifest)
+            tensors = load(save.contents[_MEMORY])
             for host, decider in enumerate(self.deciders):
                 decider.memory = facts["memory"][host]
                 if f"{host}.0" in tensors:
