@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
+from esper.garden.description import describe_garden, find_differences
 from esper.kasmina.optimizer_saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.kasmina.pricing import HostFlops
 from esper.leyline.errors import SaveError
@@ -45,6 +46,7 @@ class Kept:
     loss_meter: SavedMeter
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
     prices: HostFlops | None
+    description: dict[str, Any]
 
 
 def name_policy(policy: str | Callable[[HostFacts], Policy]) -> str:
@@ -74,6 +76,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "loss_meter": garden.loss_meter.state(),
         "decay": None if garden.average is None else garden.average.decay,
         "prices": None if prices is None else asdict(prices),
+        "description": describe_garden(garden.model, garden.policy_name, garden.higher_is_better),
     }
 
 
@@ -85,16 +88,27 @@ def prices_of(extra: dict[str, Any]) -> HostFlops | None:
 
 def check(extra: dict[str, Any]) -> None:
     """Refuse facts that `take` could not read, before anything has changed."""
-    if "prices" not in extra:
-        raise SaveError(
-            "the save does not say what its host costs in FLOPs: an older version of Esper wrote "
-            "it. Load it with that version, or grow again."
-        )
+    for name in ("prices", "description"):
+        if name not in extra:
+            raise SaveError(
+                f"the save has no {name!r}: an older version of Esper wrote it. Load it with that "
+                f"version, or grow again."
+            )
     # from Python values, strict validation would take no dict for a ledger
     TypeAdapter(Kept).validate_json(json.dumps(extra), strict=True)
     for record in extra["history"]:
         # an event with a value of another type can be built, but not be put into words
         str(from_record(record))
+
+
+def refuse_other(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse a save of a garden that is described differently; the first difference is named."""
+    for difference in find_differences(saved, here):
+        raise SaveError(
+            f"the save is of another garden: {difference.place} is {difference.one} in the save "
+            f"and {difference.other} here. Grow with the same model, blueprints and options, or "
+            f"use another save."
+        )
 
 
 def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
@@ -105,6 +119,11 @@ def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
             f"the save was grown by {extra['policy']}; this garden's policy is "
             f"{garden.policy_name}."
         )
+    saved = extra["description"]
+    here = describe_garden(garden.model, garden.policy_name, garden.higher_is_better)
+    # a garden keeps its own settings and limits
+    names = ("features", "parameters", "higher_is_better")
+    refuse_other(*({name: whole.get(name) for name in names} for whole in (saved, here)))
     if garden.average is not None and extra["decay"] not in (None, garden.average.decay):
         raise SaveError(
             f"the save has an average of decay {extra['decay']}, this garden one of "

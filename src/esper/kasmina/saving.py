@@ -101,14 +101,18 @@ def save_network(
     return folder
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> LoadedNetwork:
-    """Rebuild a save around a fresh host; `check` may refuse `extra`.
+def load_network(
+    folder: Path, host: nn.Module, check: Callable[[Plain, MorphogeneticModel], Any]
+) -> LoadedNetwork:
+    """Rebuild a save around a fresh host; `check` may refuse `extra`, or the slots that it gets.
 
     The host is as before if anything is wrong.
     """
     save = _read(folder)
     extra = save.facts["extra"]
-    network = rebuild_network(host, save.facts, save.paths, folder / MANIFEST, lambda: check(extra))
+    network = rebuild_network(
+        host, save.facts, save.paths, folder / MANIFEST, partial(check, extra)
+    )
     return LoadedNetwork(network, save.average, extra)
 
 
@@ -242,18 +246,19 @@ def rebuild_network(
     facts: Plain,
     paths: Mapping[str, Path],
     path: Path,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[MorphogeneticModel], None] = lambda model: None,
 ) -> RebuiltNetwork:
     """The network that `describe_network` described, around a fresh host.
 
-    Errors name `path`. The host is as before if anything is wrong.
+    Errors name `path`; `check` may refuse the network while its slots are empty. The host is as
+    before if anything is wrong.
     """
     weights = {name: value.clone() for name, value in host.state_dict().items()}
     try:
         with fitting(path):
             _refuse_other_host(facts["host"], _describe_tensors(host))
-            check()
             model = _build_network(host, facts["network"])
+            check(model)
             _fill(model, facts["network"], paths)
             return RebuiltNetwork(model, read_snapshot(facts["optimizer"], paths))
     except Exception:
