@@ -123,12 +123,11 @@ class Garden(PlantingByHand):
         self.model = model
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
-        self.policy_name = keeping.name_policy(policy)
         self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
+        self.policy_name = keeping.name_policy(policy, self.policy)
         if higher_is_better not in (None, True, False):
             raise SettingError(
-                f"higher_is_better is {higher_is_better!r}; write True for scores, "
-                f"False for losses."
+                f"higher_is_better is {higher_is_better!r}; True means scores, False losses."
             )
         self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
         self.memory: Any = None
@@ -163,15 +162,17 @@ class Garden(PlantingByHand):
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(self, optimizer: Any, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
+    def attach(
+        self, optimizer: Any, scheduler: Any = None, *, seed_lr: float | None = None
+    ) -> None:
         """Let the optimiser follow the model: seeds enter and leave, all other state stays.
 
         Args:
             optimizer: one, or a list; of several, the first one's rate and steps count.
             scheduler: one, or a list, if it exists already. Any scheduler that you create after
                 `attach` works; do not pass it.
-            seed_lr: seeds learn at this multiple of the rate of the host's group. They have its
-                other settings.
+            seed_lr: seeds learn at this multiple of the rate of the host's group and have its
+                other settings; by default it is that of the save, or 1.
         """
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
@@ -194,8 +195,7 @@ class Garden(PlantingByHand):
             self.average = Average(self.model, decay)
         elif decay != self.average.decay:
             raise SettingError(
-                f"this garden has an average of decay {self.average.decay}, and ema "
-                f"asks for {decay}."
+                f"the average of this garden has decay {self.average.decay}; ema asks for {decay}."
             )
         return self.average
 

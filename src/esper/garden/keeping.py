@@ -3,14 +3,16 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
+from esper.garden import processes
 from esper.garden.description import describe_garden, find_differences
 from esper.kasmina.optimizer_saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.kasmina.pricing import HostFlops
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import SaveError, complain
 from esper.runtime.ledger import Ledger
 from esper.storage.store import require_plain
 from esper.tamiyo.policies import Policy
@@ -49,13 +51,19 @@ class Kept:
     description: dict[str, Any]
 
 
-def name_policy(policy: str | Callable[[HostFacts], Policy]) -> str:
-    """What a save calls a policy; the brackets tell a function from a rule of the same name."""
+def name_policy(policy: str | Callable[[HostFacts], Policy], built: Policy | None = None) -> str:
+    """What a save calls a policy; the brackets tell a function from a rule of the same name.
+
+    A lambda has no name. It is called after the class of the policy that it `built`, which stays
+    the same where lines of its file move.
+    """
     if isinstance(policy, str):
         return policy
+    while isinstance(policy, partial):
+        policy = policy.func
     name: str = getattr(policy, "__name__", type(policy).__name__)
-    if name == "<lambda>":  # two of them are not one policy
-        name += f":{policy.__code__.co_firstlineno}"
+    if name == "<lambda>" and built is not None:
+        name = type(getattr(built, "rule", built)).__name__
     return f"{name}()"
 
 
@@ -146,6 +154,11 @@ def take(
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
     garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None
+    if garden.memory is None and extra["memory"] is not None and processes.is_first():
+        complain(
+            f"the save was grown by {extra['policy']}; {garden.policy_name} starts without its "
+            f"memory."
+        )
     garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]

@@ -55,7 +55,7 @@ def join(
     garden: Garden,
     evaluate: Evaluate,
     every: int | None = None,
-    seed_lr: float = 1.0,
+    seed_lr: float | None = None,
 ) -> None:
     """Let a trainer of `garden.model` grow it: attach, step, save, resume, load the best.
 
@@ -117,7 +117,7 @@ def _show_host(trainer: Any, garden: Garden) -> None:
 
 
 def _create_optimizer(
-    trainer: Trainer, garden: Garden, seed_lr: float, create: Callable[..., Any], *model: Any
+    trainer: Trainer, garden: Garden, seed_lr: float | None, create: Callable[..., Any], *model: Any
 ) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
     optimizer = create(*model)

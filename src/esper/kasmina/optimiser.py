@@ -47,7 +47,7 @@ class OptimizerLink:
         sources: Mapping[str, nn.Module],
         *,
         scheduler: Any = None,
-        seed_lr: float = 1.0,
+        seed_lr: float | None = None,
         follows_rates: bool = True,
     ):
         """Add the slots' groups.
@@ -57,13 +57,15 @@ class OptimizerLink:
             host: the network without what has grown.
             sources: the modules that a copy in each slot would copy.
             scheduler: what drives the optimiser's rates, if it was made before this link.
-            seed_lr: a live seed's rate as a multiple of the host's.
+            seed_lr: a live seed's rate as a multiple of the host's; by default that of the save,
+                or 1.
             follows_rates: watch every step. Not where rates are tensors on a device, which must
                 not be read back inside an epoch.
         """
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.seed_lr = seed_lr
+        self.seed_lr = 1.0 if seed_lr is None else float(seed_lr)
+        self.is_seed_lr_given = seed_lr is not None
         self.sources = sources
         self.others: tuple[OptimizerLink, ...] = ()
         self.home = _find_home(optimizer, host)
@@ -284,7 +286,7 @@ def link_optimizers(
     sources: Mapping[str, nn.Module],
     *,
     scheduler: Any = None,
-    seed_lr: float = 1.0,
+    seed_lr: float | None = None,
     follows_rates: bool = True,
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`.
@@ -293,7 +295,7 @@ def link_optimizers(
     """
     optimizers = _unwrap(optimizer, "optimizer")
     plans = _unwrap(scheduler, "scheduler")
-    if not is_number(seed_lr) or not seed_lr > 0:
+    if seed_lr is not None and (not is_number(seed_lr) or not seed_lr > 0):
         raise SettingError(
             f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate."
         )

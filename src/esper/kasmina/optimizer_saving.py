@@ -6,9 +6,9 @@ What is read waits as an `OptimizerSnapshot` until an optimiser of the same kind
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ _FACTS: dict[str, TypeAdapter[Any]] = {
     "peak_rate": TypeAdapter(float),
     "was_high": TypeAdapter(bool),
     "steps": TypeAdapter(int),
+    "seed_lr": TypeAdapter(Annotated[float, Field(gt=0.0)]),
     "scalars": TypeAdapter(dict[str, Plain]),
     "scheduler": TypeAdapter(Plain | None),
     "groups": TypeAdapter(list[Plain]),
@@ -98,6 +99,7 @@ def _describe_one(
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
         "steps": link.steps,
+        "seed_lr": link.seed_lr,
     }
 
 
@@ -187,6 +189,8 @@ def _restore_one(
     link.peak_rate = facts["peak_rate"]
     link.was_high = facts["was_high"]
     link.steps = facts["steps"]
+    if not link.is_seed_lr_given:
+        link.seed_lr = facts["seed_lr"]
 
 
 def _names_with_moved_steps(facts: Plain) -> set[str]:
