@@ -34,7 +34,7 @@ from user_models import (
 EPOCHS = 12
 IMAGES, HELD_OUT = random_images(48, seed=1), random_images(48, seed=2)
 LENGTHS = StageLengths(ramp=2)
-CHOICES = {0: (1, 0, 1, 2), 1: (1, 1, 2, 0), 4: (3, 0, 0, 0), 5: (2, 1, 0, 0), 6: (1, 0, 1, 1)}
+CHOICES = {0: (1, 0, 1, 2), 1: (1, 1, 2, 0), 4: (3, 0, 0, 0), 5: (2, 1, 0, 0), 6: (1, 0, 1, 0)}
 """A gated seed in the first slot, fossilized; one in the second, culled; a second generation in the
 first.
 """

@@ -80,6 +80,8 @@ class OptimizerLink:
             likes = [self.home, *sorted(present - {self.home})]
             self.groups[slot_id] = {like: self._add_group(like) for like in likes}
             self.slot_groups += self.groups[slot_id].values()
+        self.group_count = len(optimizer.param_groups)
+        """the user's groups and the slots'"""
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False

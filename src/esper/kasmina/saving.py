@@ -126,12 +126,11 @@ def restore_network(
     facts, paths, average = _read(folder)
     with fitting(folder / MANIFEST):
         saved = facts["network"]
-        present = describe_network(model).facts["network"]
-        for key in ("modules", "blueprints"):
-            if saved[key] != present[key]:
+        for key, present in _describe_space(model).items():
+            if saved[key] != present:
                 raise SaveError(
-                    f"{folder} has {key} {saved[key]}, this garden {present[key]}. Grow "
-                    f"with those saved."
+                    f"{folder} has {key} {saved[key]}, this garden {present}. Grow with those "
+                    f"saved."
                 )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
@@ -172,8 +171,7 @@ def describe_network(model: MorphogeneticModel) -> Description:
     """A network and its optimiser as plain facts, and by role what their tensor files hold."""
     contents: dict[str, Content] = {"model": lambda path: save_model(whole(model), str(path))}
     network = {
-        "modules": dict(model.slot_config.modules),
-        "blueprints": list(model.space.blueprint_ids[1:]),
+        **_describe_space(model),
         "max_seeds": model.max_seeds,
         "budget": model.budget,
         "settings": asdict(model.settings),
@@ -186,6 +184,14 @@ def describe_network(model: MorphogeneticModel) -> Description:
         facts["optimizer"], tensors = describe_optimizers(model, model.link)
         contents["optimizer"] = partial(save_file, tensors)
     return Description(facts, contents)
+
+
+def _describe_space(model: MorphogeneticModel) -> Plain:
+    """Where and what a network may plant."""
+    return {
+        "modules": dict(model.slot_config.modules),
+        "blueprints": list(model.space.blueprint_ids[1:]),
+    }
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
