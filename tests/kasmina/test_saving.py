@@ -307,15 +307,15 @@ def test_the_count_of_steps_is_where_the_optimizer_counts(option):
     """Like torch's own load_state_dict; the device `meta` stands for a GPU."""
     network = torch.nn.Linear(2, 2, device="meta", bias=False)
     optimizer = torch.optim.AdamW(network.parameters())
+    options = {option: True} if option else {}
     facts = {
         "scalars": {"weight": {}},
-        "groups": [{"names": ["weight"], "options": {option: True} if option else {}}],
+        "groups": [{"names": ["weight"], "options": options, "tuples": []}],
     }
     facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
     tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}
-    optimizer_saving._restore_one(
-        network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors
-    )
+    link = SimpleNamespace(optimizer=optimizer, scheduler=None, is_seed_lr_given=True)
+    optimizer_saving._restore_one(network, link, facts, tensors)
     places = {key: value.device.type for key, value in optimizer.state[network.weight].items()}
     assert places == {"step": "meta" if option else "cpu", "exp_avg": "meta"}
 

@@ -71,7 +71,6 @@ class OptimizerLink:
         self.home = _find_home(optimizer, host)
         self.groups: dict[str, dict[int, int]] = {}
         """slot -> {group of the host: the slot's own group like it}"""
-        self.slot_groups: list[int] = []
         group_of: dict[int, int] = {}
         for number, group in enumerate(optimizer.param_groups):
             group_of |= dict.fromkeys(map(id, group["params"]), number)
@@ -79,7 +78,6 @@ class OptimizerLink:
             present = {group_of[id(p)] for p in source.parameters() if id(p) in group_of}
             likes = [self.home, *sorted(present - {self.home})]
             self.groups[slot_id] = {like: self._add_group(like) for like in likes}
-            self.slot_groups += self.groups[slot_id].values()
         self.group_count = len(optimizer.param_groups)
         """the user's groups and the slots'"""
         home = optimizer.param_groups[self.home]

@@ -55,10 +55,16 @@ class _Kind(NamedTuple):
 
     name: str
     groups: int
-    slot_groups: list[int]
+    slot_groups: list[list[int]]  # each slot's group, after the host's group that it is like
 
     def __str__(self) -> str:
-        return f"{self.name} with {self.groups} parameter groups, slots in {self.slot_groups}"
+        pairs = [f"{number} like {like}" for like, number in self.slot_groups]
+        return f"{self.name} with {self.groups} parameter groups, slots in {', '.join(pairs)}"
+
+
+def _list_slot_groups(link: OptimizerLink) -> list[list[int]]:
+    """Each group of a slot's, after the number of the host's group that it is like."""
+    return [[like, number] for own in link.groups.values() for like, number in own.items()]
 
 
 class _Match(NamedTuple):
@@ -108,7 +114,7 @@ def _describe_one(
     groups = [_describe_group(kind, group, names) for group in link.optimizer.param_groups]
     return {
         "kind": kind,
-        "slots": link.slot_groups,
+        "slots": _list_slot_groups(link),
         "scalars": scalars,
         "groups": groups,
         "scheduler": _describe_scheduler(link.scheduler),
@@ -202,7 +208,9 @@ def match_optimizers(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[_
     saved = [snapshot.facts, *snapshot.facts["others"]]
     saved_kinds = [_Kind(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
     kinds = [
-        _Kind(type(part.optimizer).__name__, len(part.optimizer.param_groups), part.slot_groups)
+        _Kind(
+            type(part.optimizer).__name__, len(part.optimizer.param_groups), _list_slot_groups(part)
+        )
         for part in link.all
     ]
     if saved_kinds != kinds:
