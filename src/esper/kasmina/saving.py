@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
+from esper.kasmina.buffers import read_buffers, write_buffers
 from esper.kasmina.copies.eligibility import Inheritance
 from esper.kasmina.fitting import KnownSlots
 from esper.kasmina.model import MorphogeneticModel
@@ -163,7 +164,7 @@ def _read(folder: Path) -> _Save:
 
 
 def _store(folder: Path) -> Store:
-    owned = re.compile("garden-(model|optimizer|average)")
+    owned = re.compile("garden-(model|buffers|optimizer|average)")
     return Store(folder / MANIFEST, "saved garden", owned=owned)
 
 
@@ -179,6 +180,9 @@ def describe_network(model: MorphogeneticModel) -> Description:
         "shadow_passes": model.shadow_passes,
         "slots": {slot.slot_id: _describe_slot(slot) for slot in model.ordered_slots},
     }
+    buffers = read_buffers(model)
+    if buffers:
+        contents["buffers"] = partial(save_file, buffers)
     facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
     if model.link is not None:
         facts["optimizer"], tensors = describe_optimizers(model, model.link)
@@ -303,6 +307,8 @@ def _fill(model: MorphogeneticModel, network: Plain, paths: Mapping[str, Path]) 
         for slot_id, saved in network["slots"].items():
             _fill_slot(model, slot_id, saved)
     load_model(whole(model), str(paths["model"]))
+    if "buffers" in paths:
+        write_buffers(model, load_file(paths["buffers"]))
     model.births = network["births"]
     model.shadow_passes = network["shadow_passes"]
 
