@@ -64,6 +64,18 @@ def test_a_state_fits_the_network_it_is_of():
     assert all(torch.equal(value, state[name]) for name, value in garden.model.state_dict().items())
 
 
+def test_weights_of_an_earlier_epoch_do_not_move_a_seeds_share():
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(ramp=4)), "BLENDING")
+    garden.step(made_up(garden))
+    slot = garden.model.slot("r0c0")
+    assert slot.state.alpha < 1.0
+    weights = copy.deepcopy(garden.model.state_dict())
+    walk_to(garden, "PROBATIONARY")
+    garden.model.load_state_dict(weights)
+    assert float(slot.alpha) == slot.state.alpha == 1.0
+    assert not [name for name in weights if name.endswith("alpha")]
+
+
 def test_the_bare_hosts_state_cannot_bring_a_grown_network_back():
     garden = walk_to(play(grow_cnn({0: PLANT_FIRST})), "DORMANT")
     with pytest.raises(RuntimeError, match=r"layer1.*garden\.save"):

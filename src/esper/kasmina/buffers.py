@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.slot import SeedSlot
+
 
 def read_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Values of the dense buffers that are not persistent, by name, in memory of their own.
@@ -13,6 +15,8 @@ def read_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
     values: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
+        if isinstance(module, SeedSlot):
+            continue  # its share follows its stage
         for name in sorted(module._non_persistent_buffers_set):
             buffer = module._buffers.get(name)
             if buffer is not None and _is_dense(buffer):

@@ -73,7 +73,9 @@ class SeedSlot(nn.Module):
         self.copied_params = -1
         self.seed: AnySeed | None
         self.register_module("seed", None)
-        self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
+        # it follows the stage, so it is in no state dict: earlier weights leave it alone
+        alpha = torch.ones((), device=like.device, dtype=like.dtype)
+        self.register_buffer("alpha", alpha, persistent=False)
         self.state = SeedState()
         # whether the seed's output is blended in
         self.is_in_output = False
