@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.copies.eligibility import Inheritance
+from esper.kasmina.seeds import hook_before_recorders
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
@@ -126,7 +127,7 @@ class SeedSlot(nn.Module):
 
         The module's state cannot be loaded without what grew there.
         """
-        site.register_forward_hook(self.hook, with_kwargs=True)
+        hook_before_recorders(site, self.hook)
         site.register_state_dict_post_hook(partial(_note_growth, self))
         site.register_load_state_dict_pre_hook(partial(_take_note, self))
 
