@@ -45,8 +45,13 @@ class GrowthCallback(Stepper, TrainerCallback):
             self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Step after an epoch that ended early, or whose length was not known."""
-        if self.every is None and self.done != state.global_step:
+        """Step after an epoch that ended early, or whose length was not known.
+
+        Not where training was stopped within it: resumed, it goes on in the same epoch, and the
+        garden steps at the end of that.
+        """
+        is_stopped = control.should_training_stop and state.epoch % 1 != 0
+        if self.every is None and self.done != state.global_step and not is_stopped:
             self.step()
 
 
