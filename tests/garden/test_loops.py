@@ -9,9 +9,10 @@ import warnings
 import pytest
 import torch
 from torch import nn, optim
+from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.leyline.errors import OptimizerError, SettingError
+from esper.leyline.errors import HostError, OptimizerError, SettingError
 from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import FossilJudged, GrowthHint
 from user_models import (
@@ -40,6 +41,56 @@ def play(garden, epochs=1, evaluate=None):
 
 def hints(garden):
     return [event.text for event in garden.history if isinstance(event, GrowthHint)]
+
+
+# -- modules that training passes by ---------------------------------------------------------------
+
+
+class Checkpointed(CNN):
+    """Runs its first layer as a whole, its children one by one, or cut off from gradients."""
+
+    way = "whole"
+
+    def forward(self, images):
+        layers = [self.layer1] if self.way != "children" else list(self.layer1)
+        if self.training and self.way != "off":
+            for layer in layers:
+                images = checkpoint(layer, images, use_reentrant=self.way == "reentrant")
+        else:
+            images = self.layer1(images)
+        return self.head(self.layer2(images).mean((2, 3)))
+
+
+def train_once(garden):
+    train_epoch(garden.model, garden.model.link.optimizer, garden.epoch, IMAGES)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("way", ["children", "reentrant"])
+def test_what_grew_where_training_does_not_come_is_refused(way):
+    garden = grow_cnn({0: PLANT_FIRST}, host=Checkpointed())
+    play(garden)
+    garden.model.host.way = way
+    train_once(garden)
+    before = garden.epoch, garden.model.slot("r0c0").state
+    with pytest.raises(HostError, match=r"slot r0c0 sits on 'layer1', which no training pass"):
+        garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    assert (garden.epoch, garden.model.slot("r0c0").state) == before
+    garden.model.host.way = "whole"
+    play(garden, 2)
+    assert garden.epoch == 3
+
+
+def test_what_is_planted_or_loaded_after_training_is_not_refused(tmp_path):
+    garden = grow_cnn()
+    train_once(garden)
+    garden.plant("r0c0", "conv_light")
+    garden.save(tmp_path)
+    garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    loaded = esper.load(tmp_path, CNN(), policy=script({}))
+    loaded.attach(optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    loaded.step(lambda: losses_of(loaded.model, HELD_OUT))
+    assert loaded.epoch == garden.epoch == 1
 
 
 # -- load_state_dict -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from esper.episodes import (
     report_fossils,
     report_seeds,
 )
-from esper.garden import hints, keeping, processes
+from esper.garden import hints, keeping, processes, reaching
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
@@ -49,13 +49,7 @@ from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import build_policy
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import (
-    ActionTaken,
-    Event,
-    GrowthReported,
-    HostEpoch,
-    LedgerClosed,
-)
+from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch, LedgerClosed
 
 
 class Garden(PlantingByHand):
@@ -218,6 +212,7 @@ class Garden(PlantingByHand):
         is_idle = epoch > 1 and link.follows_rates and not link.steps
         examples = self.books.count_examples(self.model, link)
         learnt = processes.mean_of(train_loss)
+        reaching.refuse_unreached(self.model)
         with self._together():
             measured, view = self._measure(evaluate, epoch, link, examples, learnt)
             if is_idle:
@@ -427,7 +422,7 @@ class Garden(PlantingByHand):
         started = time.perf_counter()
         reading = self._evaluation.read(evaluate)
         self.books.charge_epoch(self.model, examples, reading, started)
-        self.model.examples = dict.fromkeys(examples, 0)
+        reaching.begin_epoch(self.model)
         link.steps = 0
         self.model.read_gradients()
         for seed in reading.seeds:

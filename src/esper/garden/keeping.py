@@ -162,6 +162,8 @@ def take(
     garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
+    for slot in garden.model.ordered_slots:
+        slot.set_plain(passes=1)  # in what was trained before, nobody knows any more
     garden.loss_meter.load(extra["loss_meter"])
     settle_optimizer(garden)
     if average is not None:

@@ -82,6 +82,8 @@ class SeedSlot(nn.Module):
         self.is_in_output = False
         # whether the seed is fully in, whatever its stage
         self.is_shadowed = False
+        # passes with gradients since the last step of a garden; compiled ones are not counted
+        self.passes = 0
         # whether state dicts carry the note
         self.is_noted = False
         self.gradient_ratio: float | None = None
@@ -113,6 +115,8 @@ class SeedSlot(nn.Module):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor:
         """Run the slot after the forward pass of the host's module."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.set_plain(passes=self.passes + 1)
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
