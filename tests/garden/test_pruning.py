@@ -167,6 +167,26 @@ def test_a_fossil_that_came_after_the_others_were_judged_is_named_alone():
     assert "r0c0" not in hint
 
 
+def test_every_fossil_of_a_slot_that_was_never_judged_is_named_and_no_sham():
+    blueprints = ["conv_light", "norm", "sham"]
+    choices = {0: PLANT_FIRST, 2: (1, 0, 2, 0), 4: (1, 0, 3, 0)}
+    garden = grow_cnn(choices, lengths=LENGTHS, lr=0.1, max_seeds=3, blueprints=blueprints)
+    loop(garden, [0.1] * 6, 1.0)
+    assert garden.model.slot("r0c0").fossil_names == ["conv_light", "norm", "sham"]
+    (hint,) = unjudged(garden)
+    assert "conv_light in r0c0 (layer1), norm in r0c0 (layer1)." in hint
+
+
+def test_a_harvest_does_not_advise_what_was_done_already():
+    """The rate fell first, so the last known epoch judged nothing."""
+    garden = grow_cnn({2: PLANT_FIRST}, lengths=LENGTHS, lr=0.1, epochs=4)
+    assert loop(garden, [0.1, 0.01, 0.01, 0.01], 1.0) == [[]] * 4
+    garden.history = [event for event in garden.history if not isinstance(event, GrowthHint)]
+    (hint,) = unjudged(garden)
+    assert "garden.prune(evaluate)" in hint
+    assert "epochs=" not in hint
+
+
 @pytest.mark.parametrize("case", ["nothing grew", "judged", "removed", "not wanted"])
 def test_a_harvest_says_nothing_where_nothing_is_left_to_judge(case):
     if case == "nothing grew":

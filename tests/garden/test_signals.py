@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import esper
+from esper.garden.measuring import LossMeter
 from esper.leyline.errors import MeasurementError
 from esper.runtime.tasks.registry import get_task
 from esper.telemetry.events import HostEpoch
@@ -116,3 +117,12 @@ def test_what_callbacks_reported_is_saved_in_the_middle_of_an_epoch(tmp_path, lo
     assert loaded.loss_meter.take() == pytest.approx((loss + 0.25) / 2, nan_ok=True)
     assert garden.loss_meter.take() == pytest.approx((loss + 0.25) / 2, nan_ok=True)
     assert garden.loss_meter.take() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_many_losses_in_half_precision_keep_their_mean(dtype):
+    meter = LossMeter()
+    for _ in range(3000):
+        meter.add(torch.tensor(2.0, dtype=dtype))
+        meter.steps += 1
+    assert meter.take() == 2.0

@@ -288,3 +288,16 @@ def test_the_garden_is_given_the_mean_training_loss_of_each_epoch(tmp_path, batc
         losses = noting.losses[epoch]
         assert event.train_loss == pytest.approx(sum(losses) / len(losses))
     assert len(measured) == 3
+
+
+@pytest.mark.parametrize("skipped", [None, {}], ids=["no batch", "training_step returned None"])
+def test_a_batch_that_was_skipped_has_no_loss(skipped):
+    from esper.integrations.lightning import GrowthCallback
+
+    garden = make_garden()
+    growth = GrowthCallback(garden, lambda: losses_of(garden.model, HELD_OUT))
+    module = SimpleNamespace(automatic_optimization=True)
+    for number, outputs in enumerate([{"loss": torch.tensor(0.5)}, skipped], start=1):
+        trainer = SimpleNamespace(global_step=number, is_last_batch=False)
+        growth.on_train_batch_end(trainer, module, outputs, IMAGES, number)
+    assert garden.loss_meter.take() == 0.5

@@ -28,7 +28,7 @@ from user_models import (
 
 IMAGES = random_images(16)
 TOKENS = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(1))
-LINEAR, SIGMOID, GATED = range(3)
+LINEAR, GATED = 0, 2
 
 
 def grown(host, slots, inputs, blends, *, blueprints=None, unfinished=True):
@@ -99,7 +99,7 @@ every_host = pytest.mark.parametrize(("host", "slots", "inputs"), HOSTS.values()
 
 
 @pytest.mark.parametrize(
-    "blends", [[LINEAR], [GATED], [SIGMOID, GATED, LINEAR]], ids=["linear", "gated", "three"]
+    "blends", [[LINEAR], [GATED], [LINEAR, GATED, LINEAR]], ids=["linear", "gated", "three"]
 )
 @every_host
 def test_a_harvest_equals_the_grown_network_with_unfinished_slots_off_to_the_bit(

@@ -57,7 +57,7 @@ def test_a_seed_counts_from_its_first_measurement_on_and_keeps_its_reading_as_a_
 
 
 def test_a_culled_seed_takes_its_reading_with_it(twins):
-    env = grow(POINTS, 1, twins, seeds=[3])
+    env = grow(POINTS, 1, twins, seeds=[3], weights=PAYS)
     seen, lived = worths(env, scripted({0: PLANT, 3: (OP_CULL, 0, 0, 0)}), steps=4)
     assert seen[3].contributions["r0c0"] != 0.0
     assert seen[4].contributions["r0c0"] == 0.0
@@ -81,6 +81,17 @@ def test_a_rollback_takes_the_readings_of_seeds_and_leaves_the_lead(twins):
     assert before.contributions["r0c1"] != 0.0
     assert after.contributions == {"r0c0": before.contributions["r0c0"], "r0c1": 0.0}
     assert after.lead == before.lead
+
+
+def test_what_a_rollback_in_the_last_epoch_leaves_has_a_lead_of_its_own(twins):
+    env = grow(POINTS, 1, twins, seeds=[3])
+    script = scripted({0: PLANT, 2: KEEP, 3: ALSO})
+    lived = play(env, script, meddle=poisoner(0, POINTS.epochs - 2))
+    told = lived[-1].info["events"][0]
+    assert kinds(told, HostRolledBack)
+    (remains,) = kinds(told, RemainsMeasured)
+    saved = env.twin(0).held_out_loss - remains.held_out_loss
+    assert env.books[0].worth.lead == pytest.approx(saved / env.units[3])
 
 
 def test_an_episode_begins_with_nothing(twins):

@@ -99,6 +99,8 @@ def facts_of(population, before, op, twin, readings, worth_before):
     model, now, added = run.model, run.reading, run.model.total_params - run.model.host_params
     twin_before, twin_now = twin[run.epoch - 2 : run.epoch]
     unit = typical_change(twin, population.task.chance)
+    is_last = run.epoch == population.task.epochs
+    measured = model.fossilized_params if is_last else added  # undecided seeds are off at the end
     return StepFacts(
         accuracy=now.held_out_accuracy,
         accuracy_before=before.held_out_accuracy,
@@ -112,8 +114,8 @@ def facts_of(population, before, op, twin, readings, worth_before):
         op=op,
         params_share=added / model.host_params,
         flops_share=network_flops(model, population.flops) / population.flops.whole - 1,
-        kept_share=model.fossilized_params / added if added else 0.0,
-        is_last=run.epoch == population.task.epochs,
+        kept_share=model.fossilized_params / measured if measured else 0.0,
+        is_last=is_last,
         contributions=contributions_of(run, readings, unit),
         contributions_before=worth_before[0],
         lead=in_units(twin_now.held_out_loss - now.held_out_loss, unit),

@@ -93,6 +93,12 @@ def test_a_trained_flat_host_is_planted_without_guessing_too(held_out):
     assert not lacks_data(losses_of([0.9, 0.9, 0.899], [held_out] * 3), None, 0.4)
 
 
+def test_a_trained_flat_host_is_planted_where_losses_are_negative_too():
+    """As those of densities are."""
+    assert not lacks_data(losses_of([-2.5, -2.5, -2.501], [-2.4] * 3), None, 0.4)
+    assert lacks_data(losses_of([-2.5, -2.6, -2.7], [-2.4] * 3), None, 0.4)
+
+
 # -- what is known ---------------------------------------------------------------------------------
 
 

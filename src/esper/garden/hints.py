@@ -92,22 +92,25 @@ def hint_of_unjudged(
     """Fossils that were never judged are taken home; this is a warning as well."""
     if not model.settings.prunes:
         return []
-    newest: dict[str, str | None] = {}
+    by_slot: dict[str, list[str]] = {}
     for event in history:
         if isinstance(event, StageChanged) and event.after == SeedStage.FOSSILIZED.name:
-            newest[event.slot] = event.blueprint
+            if event.blueprint != SHAM:
+                by_slot.setdefault(event.slot, []).append(str(event.blueprint))
         elif isinstance(event, FossilJudged):
-            newest.pop(event.slot, None)
+            by_slot.pop(event.slot, None)
     unjudged: list[str] = []
-    for slot_id, blueprint_id in newest.items():
-        if blueprint_id != SHAM:
-            unjudged.append(f"{blueprint_id} in {slot_id} ({model.slot_config.modules[slot_id]})")
+    for slot_id, blueprint_ids in by_slot.items():
+        module = model.slot_config.modules[slot_id]
+        unjudged += [f"{blueprint_id} in {slot_id} ({module})" for blueprint_id in blueprint_ids]
     if not unjudged:
         return []
     text = (
         f"the harvest takes fossils that were never judged: {', '.join(unjudged)}. Judge them "
-        f"first: garden.prune(evaluate). With GrowthSettings(epochs=...) the last step does it."
+        f"first: garden.prune(evaluate)."
     )
+    if model.settings.epochs is None:
+        text += " With GrowthSettings(epochs=...) the last step does it."
     warnings.warn(text, stacklevel=4)
     return [_hint(epoch, text)]
 

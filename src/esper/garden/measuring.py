@@ -158,7 +158,8 @@ class LossMeter:
 
     def add(self, loss: Tensor) -> None:
         """Take in what a batch, or its share of an accumulated step, has lost."""
-        self.total = self.total + loss.detach()
+        # in half precision a sum soon stops growing
+        self.total = self.total + loss.detach().float()
 
     def take(self) -> float | None:
         """The mean per step, and begin again; None where no step was reported."""

@@ -99,7 +99,8 @@ class GrowthCallback(Stepper, Callback):
         """
         before = self.done
         self.done = trainer.global_step
-        if pl_module.automatic_optimization and outputs is not None:
+        # a batch that the module skipped, by returning None, has no outputs
+        if pl_module.automatic_optimization and outputs:
             # a share of its step's loss, where several batches make one step
             self.garden.loss_meter.add(outputs["loss"])
             self.garden.loss_meter.steps += self.done - before

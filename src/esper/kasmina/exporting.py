@@ -4,6 +4,7 @@ import ast
 import copy
 import inspect
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 from pprint import pformat
 from types import ModuleType
@@ -16,8 +17,9 @@ from torch import nn
 from esper.kasmina import seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
 from esper.kasmina.copies import copying, membership
-from esper.kasmina.harvesting import becomes_member, harvest
+from esper.kasmina.harvesting import Harvest, can_become_member, prove_harvest
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.proving import find_difference
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
 from esper.storage.files import sweep, write_files
@@ -59,21 +61,23 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
             "this host was harvested and grew again: earlier fossils have no source to export. "
             "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
         )
-    plain = harvest(model)
-    _prove(render_source(model, ""), model, plain)
+    grown = prove_harvest(model)
+    _prove(render_source(model, grown.members, ""), model, grown)
     sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-    digests = write_files(folder, {WEIGHTS: lambda path: save_model(seeds.whole(plain), str(path))})
-    source = render_source(model, digests[WEIGHTS])
+    weights = seeds.whole(grown.network)
+    digests = write_files(folder, {WEIGHTS: lambda path: save_model(weights, str(path))})
+    source = render_source(model, grown.members, digests[WEIGHTS])
     write_files(folder, {SOURCE: source.encode()})
     return folder
 
 
-def render_source(model: MorphogeneticModel, digest: str) -> str:
+def render_source(model: MorphogeneticModel, members: Collection[str], digest: str) -> str:
     """The text of `grown.py`, whose `graft` checks that the weights have the sha256 `digest`.
 
-    It has the source of all fossils; names go through `repr`.
+    It has the source of all fossils; names go through `repr`. Copies of the slots `members` stand
+    in the lists of their originals.
     """
-    table = _table_of(model)
+    table = _table_of(model, members)
     entries = [entry for row in table for entry in row["fossils"]]
     has_copies = any(entry["inherits"] for entry in entries)
     parts = [seeds, copying, membership] if has_copies else [seeds]
@@ -87,21 +91,24 @@ def render_source(model: MorphogeneticModel, digest: str) -> str:
     )
 
 
-def _table_of(model: MorphogeneticModel) -> list[ModuleEntry]:
+def _table_of(model: MorphogeneticModel, members: Collection[str]) -> list[ModuleEntry]:
     """The modules with fossils, in the order in which they run."""
     table: list[ModuleEntry] = []
     usual = next(model.host.parameters()).dtype
     for slot in model.ordered_slots:
         module = model.slot_config.modules[slot.slot_id]
         names = zip(slot.fossils, slot.fossil_names, strict=True)
-        fossils = [_entry_of(slot, fossil, name, usual) for fossil, name in names]
+        as_members = slot.slot_id in members
+        fossils = [_entry_of(slot, fossil, name, as_members, usual) for fossil, name in names]
         if fossils:
             copied_module = membership.source_name(model.host, module)
             table.append({"module": module, "copied_module": copied_module, "fossils": fossils})
     return table
 
 
-def _entry_of(slot: SeedSlot, fossil: nn.Module, name: str, usual: torch.dtype) -> FossilEntry:
+def _entry_of(
+    slot: SeedSlot, fossil: nn.Module, name: str, as_members: bool, usual: torch.dtype
+) -> FossilEntry:
     """What `grown.py` has to know to build one fossil again.
 
     A fossil of the `usual` type follows the host that it is grafted on. A copy's weights have the
@@ -117,7 +124,7 @@ def _entry_of(slot: SeedSlot, fossil: nn.Module, name: str, usual: torch.dtype) 
         "gated": has_gate(fossil),
         "dtype": None if dtype == usual else str(dtype).removeprefix("torch."),
         "inherits": REGISTRY.get(slot.kind, name).inherits,
-        "becomes_member": becomes_member(slot, fossil),
+        "becomes_member": as_members and can_become_member(slot, fossil),
     }
 
 
@@ -164,8 +171,8 @@ def _render_builder(kind: str, name: str) -> str:
     )
 
 
-def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
-    """Run the generated code here and compare what it builds with the harvest, `plain`."""
+def _prove(source: str, model: MorphogeneticModel, grown: Harvest) -> None:
+    """Run the generated code here and compare what it builds with the harvest."""
     unequal: list[str] = []
     try:
         scope = _run_source(source)
@@ -174,7 +181,7 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         built = scope["build"](rebuilt)
         unequal += _find_unequal(model, scope["FOSSILS"], built)
         scope["place"](rebuilt, built)
-        rebuilt.load_state_dict(plain.state_dict())
+        rebuilt.load_state_dict(grown.network.state_dict())
     except Exception as problem:
         raise BlueprintError(
             f"the exported source does not run by itself: {type(problem).__name__}: {problem}. "
@@ -185,9 +192,14 @@ def _prove(source: str, model: MorphogeneticModel, plain: nn.Module) -> None:
         raise BlueprintError(
             f"the exported fossils of slot {unequal[0]} do not compute what the grown ones do."
         )
-    if _structure_of(rebuilt) != _structure_of(plain):
+    if _structure_of(rebuilt) != _structure_of(grown.network):
         raise BlueprintError(
             "the exported source builds other modules than the harvested network has."
+        )
+    difference = find_difference(rebuilt, grown.trials)
+    if difference is not None:
+        raise BlueprintError(
+            f"the exported network would not compute what the growing one does: {difference}."
         )
 
 

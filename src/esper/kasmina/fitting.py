@@ -68,13 +68,7 @@ def build_slots(
     """
     if isinstance(example, KnownSlots):
         return example
-    if example is None:
-        if not isinstance(host, SegmentedHost):
-            raise HostError(
-                f"the shapes inside {type(host).__name__} are not known; pass one batch, "
-                f"example=batch."
-            )
-        example = host.example()
+    example = example_of(host, example)
     places = {place.name: place for place in find_places(host, example, kinds)}
     names = {name for name, _ in host.named_modules() if name}
     slots: dict[str, SeedSlot] = {}
@@ -96,6 +90,17 @@ def build_slots(
         for slot_id, inheritance in studied.items():
             slots[slot_id].inheritance = inheritance
     return slots
+
+
+def example_of(host: nn.Module, example: Example | None) -> Example:
+    """The example, or one that the host has of its own."""
+    if example is not None:
+        return example
+    if not isinstance(host, SegmentedHost):
+        raise HostError(
+            f"the shapes inside {type(host).__name__} are not known; pass one batch, example=batch."
+        )
+    return host.example()
 
 
 def _build_slot(slot_id: str, name: str, place: Place | None) -> SeedSlot:

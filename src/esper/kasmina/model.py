@@ -16,6 +16,7 @@ from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, AnySeed
 from esper.kasmina.copies.copying import Copy, Site, copied_next
 from esper.kasmina.copies.membership import source_name
 from esper.kasmina.copies.originals import pair_originals
+from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.newborns import (
     build_newborn,
     judge_newborn,
@@ -24,6 +25,7 @@ from esper.kasmina.newborns import (
 )
 from esper.kasmina.optimiser import OptimizerLink, link_optimizers
 from esper.kasmina.probing import batch_size
+from esper.kasmina.proving import Batch, keep_first_batch
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, count_parameters, seed_size
 from esper.leyline.errors import UnknownNameError
@@ -113,6 +115,13 @@ class MorphogeneticModel(nn.Module):
         # a compiled network are not counted
         self.examples = {"training": 0, "shadow": 0}
         self._gradient_notes = readings.GradientNotes()
+        # rows on which a harvest is compared with this network
+        self.sample: Batch | None = None
+        known = None if isinstance(example, fitting.KnownSlots) else example
+        if known is None and not isinstance(host, SegmentedHost):
+            keep_first_batch(self)
+        else:
+            self.sample = Batch.of_example(fitting.example_of(host, known))
         for slot in self.ordered_slots:
             slot.sit_on(self.site(slot.slot_id))
 

@@ -46,18 +46,22 @@ class ContributionBook:
             run: the host as it stands after that epoch.
             happened: the events of the epoch.
             lead: how far its loss is below its twin's. After a rollback, that of before holds: the
-                reading is of the network that broke.
+                reading is of the network that broke. Only what an episode leaves is measured again.
             unit: the unit of the host's loss.
         """
         kept_fossils: list[FossilJudged] = []
         remains: RemainsMeasured | None = None
+        is_rolled_back = False
         for event in happened:
             if isinstance(event, FossilJudged) and event.is_kept:
                 kept_fossils.append(event)
             elif isinstance(event, HostRolledBack):
-                lead = self.worth.lead
+                is_rolled_back = True
             elif isinstance(event, RemainsMeasured):
                 remains = event
+        is_measured = remains is not None and remains.held_out_loss is not None
+        if is_rolled_back and not is_measured:
+            lead = self.worth.lead
         self._read_seeds(run.slots)
         self._read_fossils(run, kept_fossils)
         contributions = self._by_slot(run.slots) if remains is None else remains.contributions

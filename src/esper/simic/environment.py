@@ -319,6 +319,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             standing_before = twin_standing_before
         flops = self.population.flops
         added = model.fossilized_params + model.active_params
+        is_last = self._is_last(host)
+        measured = model.fossilized_params if is_last else added
         worth = self.books[host].worth
         return StepFacts(
             accuracy=float(self.accuracy[host]),
@@ -333,8 +335,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             op=before.op,
             params_share=added / model.host_params,
             flops_share=network_flops(model, flops) / flops.whole - 1.0,
-            kept_share=model.fossilized_params / added if added else 0.0,
-            is_last=self._is_last(host),
+            kept_share=model.fossilized_params / measured if measured else 0.0,
+            is_last=is_last,
             is_rolled_back=is_rolled_back,
             is_lost=self._is_lost(host),
             contributions=worth.contributions,

@@ -59,7 +59,8 @@ class StepFacts:
     flops_share: float
     """forward FLOPs added, of the host's own"""
     kept_share: float
-    """fossils' part of the parameters added; 0 where there are none"""
+    """fossils' part of the parameters added to the network that was measured; 0 where there are
+    none, and 1 at an episode's end, where undecided seeds are off"""
     is_last: bool
     is_rolled_back: bool = False
     is_lost: bool = False
@@ -70,7 +71,7 @@ class StepFacts:
     contributions_before: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     """held-out loss below the twin's, in `loss_unit`, clipped at `BOUND`; where the host was rolled
-    back, that of the epoch before"""
+    back, that of the epoch before, unless its episode ended and what is left was measured"""
     lead_before: float = 0.0
     gamma: float = 0.99
     """the discount of the run"""

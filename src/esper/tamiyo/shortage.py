@@ -47,7 +47,8 @@ def lacks_data(losses: Losses, guessing: float | None, held_out_part: float) -> 
 
 def _has_stopped_falling(train: Sequence[float], guessing: float | None) -> bool:
     """Whether the training loss does not fall any more, or never began to."""
-    scale = fmean(train) if guessing is None else guessing
+    # a loss of densities may be negative
+    scale = abs(fmean(train)) if guessing is None else guessing
     if guessing is not None and len(train) > 1 and fmean(train) > (1 - _NOTHING) * guessing:
         return train[0] - train[-1] < 2 * _FLAT * scale * (len(train) - 1)
     slope = measure_trend(train).slope

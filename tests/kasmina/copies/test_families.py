@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import esper
-from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from families import FAMILIES, example_of, layers_of
 
@@ -207,5 +206,5 @@ def test_a_grown_model_that_cannot_be_described_is_not_harvested_silently():
     )
     keep(garden)
     garden.model.host.config.num_hidden_layers = 7
-    with pytest.raises(HostError):
+    with pytest.warns(UserWarning, match=r"save_pretrained would drop .*no field of LlamaConfig"):
         garden.harvest()

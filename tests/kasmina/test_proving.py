@@ -1,0 +1,225 @@
+"""A harvest and an export compute what the garden does, or copies run where they grew."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.leyline.errors import HostError
+
+VECTORS = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Block(nn.Module):
+    """A residual layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, features):
+        return features + torch.tanh(self.mix(features))
+
+
+class Stack(nn.Module):
+    """Four layers in a loop, which a copy may join."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, features):
+        for number, layer in enumerate(self.layers):
+            features = self.after(number, layer, features)
+        return self.leave(features)
+
+    def after(self, number, layer, features):
+        return layer(features)
+
+
+class SkipToTheMiddle(Stack):
+    def forward(self, features):
+        skipped = features
+        for number, layer in enumerate(self.layers):
+            features = layer(features)
+            if number == len(self.layers) // 2:
+                features = 2 * features + skipped
+        return self.leave(features)
+
+
+class Pairs(Stack):
+    def forward(self, features):
+        for first, second in zip(self.layers[::2], self.layers[1::2], strict=False):
+            features = second(2 * first(features))
+        return self.leave(features)
+
+
+class UShaped(Stack):
+    def forward(self, features):
+        depth = len(self.layers)
+        kept = []
+        for number, layer in enumerate(self.layers):
+            if number >= (depth + 1) // 2 and kept:
+                features = features + kept.pop()
+            features = layer(features)
+            if number < depth // 2:
+                kept.append(features)
+        return self.leave(features)
+
+
+class TapWhileTraining(Stack):
+    def after(self, number, layer, features):
+        grown = layer(features)
+        return 1.5 * grown if self.training and number == 2 else grown
+
+
+class DepthByBatch(Stack):
+    def after(self, number, layer, features):
+        return layer(features) if number < len(features) // 4 else features
+
+
+class Whimsical(Stack):
+    """It never gives the same twice."""
+
+    calls = 0
+
+    def forward(self, features):
+        self.calls += 1
+        return super().forward(features) + self.calls
+
+
+def grown(host, slots=("layers.1",)):
+    """A garden that kept a copy behind each of these layers."""
+    torch.manual_seed(0)
+    garden = esper.grow(
+        host(),
+        slots=list(slots),
+        example=VECTORS,
+        blueprints=["copy"],
+        policy="never",
+        settings=esper.GrowthSettings(prunes=False),
+    )
+    train(garden, plants=True)
+    return garden
+
+
+def train(garden, plants=False):
+    optimizer = torch.optim.SGD(garden.parameters(), lr=0.1)
+    garden.attach(optimizer)
+
+    def losses():
+        return garden.model(VECTORS).square().mean(1)
+
+    slot_ids = garden.model.slot_config.slot_ids if plants else ()
+    for slot_id in slot_ids:
+        garden.plant(slot_id, "copy")
+    for _ in range(5):
+        optimizer.zero_grad()
+        losses().mean().backward()
+        optimizer.step()
+        garden.step(losses)
+    for slot_id in slot_ids:
+        garden.keep(slot_id)
+
+
+def require_equal(network, garden):
+    for count in (1, 3, 8, 16):
+        for is_training in (True, False):
+            with torch.no_grad():
+                ours = network.train(is_training)(VECTORS[:count])
+                theirs = garden.model.train(is_training)(VECTORS[:count])
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("host", [SkipToTheMiddle, Pairs, UShaped, TapWhileTraining, DepthByBatch])
+def test_a_copy_that_would_change_the_network_as_a_member_runs_where_it_grew(host, tmp_path):
+    garden = grown(host)
+    network = garden.harvest()
+    assert len(network.layers) == 4
+    require_equal(network, garden)
+
+
+@pytest.mark.parametrize("host", [Stack, SkipToTheMiddle])
+def test_an_export_computes_what_the_garden_does(host, tmp_path):
+    garden = grown(host)
+    folder = garden.export(tmp_path / "exported")
+    scope = {"__name__": "grown", "__file__": str(folder / "grown.py")}
+    exec((folder / "grown.py").read_text(), scope)
+    network = scope["graft"](host())
+    assert len(network.layers) == (5 if host is Stack else 4)
+    require_equal(network, garden)
+
+
+def test_where_one_copy_may_join_its_list_and_another_may_not_each_gets_its_place():
+    class Both(Stack):
+        """Layers in a loop, and a list in which one number matters."""
+
+        def __init__(self):
+            super().__init__()
+            self.others = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, features):
+            features = self.others[0](features)
+            for number, other in enumerate(self.others[1:], start=1):
+                features = number * other(features)
+            return super().forward(features)
+
+    garden = grown(Both, slots=("others.1", "layers.0", "layers.3"))
+    network = garden.harvest()
+    assert (len(network.layers), len(network.others)) == (6, 2)
+    require_equal(network, garden)
+
+
+def test_a_loaded_garden_takes_the_first_batch_that_it_sees_as_the_example(tmp_path):
+    folder = grown(Stack).save(tmp_path / "saved")
+    unseen = esper.load(folder, Stack())
+    with pytest.warns(UserWarning, match=r"no batch shows .* garden\.model\(batch\)"):
+        network = unseen.harvest()
+    assert len(network.layers) == 4
+    require_equal(network, unseen)
+    assert len(unseen.harvest().layers) == 5  # a batch ran through it by now
+
+
+def test_a_host_that_never_gives_the_same_twice_is_harvested_where_it_grew():
+    garden = grown(Whimsical)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(garden.harvest().layers) == 4
+
+
+def test_proving_changes_nothing():
+    garden = grown(Stack)
+    garden.model.train().host.layers[0].eval()
+    modes = [module.training for module in garden.model.modules()]
+    state = copy.deepcopy(garden.model.state_dict())
+    torch.manual_seed(5)
+    garden.harvest()
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.rand(3), expected)
+    assert [module.training for module in garden.model.modules()] == modes
+    for name, value in garden.model.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+class Forgetful(nn.Linear):
+    """A layer whose copies have weights of their own."""
+
+    def __deepcopy__(self, memo):
+        twin = Forgetful(self.in_features, self.out_features)
+        memo[id(self)] = twin
+        return twin
+
+
+class Misleading(Stack):
+    def __init__(self):
+        super().__init__()
+        self.leave = Forgetful(8, 3)
+
+
+def test_a_harvest_that_computes_something_else_is_refused():
+    with pytest.raises(HostError, match=r"would not compute .* differs by up to"):
+        grown(Misleading).harvest()
