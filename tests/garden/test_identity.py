@@ -177,6 +177,40 @@ def test_a_module_called_twice_does_not_stop_its_neighbours():
     assert garden.model.slot_config.modules == {"r0c0": "leave"}
 
 
+# -- a model whose head reads what hooks record of its own modules ---------------------------------
+
+
+def segformer():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"depths": [1, 1], "sr_ratios": [1, 1], "hidden_sizes": [4, 8], "mlp_ratios": [1, 1]}
+    shapes = {"patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [1, 1]}
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2, num_channels=1, decoder_hidden_size=4, num_labels=2, **sizes, **shapes
+    )
+    return transformers.SegformerForSemanticSegmentation(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:save_pretrained would drop")
+def test_what_a_model_records_of_itself_is_the_same_after_loading(tmp_path):
+    """Its head reads the outputs of stages as hooks record them, which come with the first run."""
+    images = random_images(2)
+    garden = esper.grow(
+        segformer(), slots="segformer.stages.*", example=images, blueprints=["conv_light"]
+    )
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    for slot_id in garden.model.slot_config.slot_ids:
+        garden.model.build_in(slot_id, "conv_light")
+    bare = garden.model(images).logits
+    for parameter in garden.model.slots.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    loaded = esper.load(garden.save(tmp_path), segformer())
+    with torch.no_grad():
+        grown = garden.model.eval()(images).logits
+        assert torch.equal(loaded.model.eval()(images).logits, grown)
+        assert torch.equal(garden.harvest().eval()(images).logits, grown)
+    assert not torch.allclose(grown, bare)
+
+
 # -- a transformer encoder with padding, whose layers pass nested tensors in evaluation ------------
 
 

@@ -9,9 +9,10 @@ import warnings
 import pytest
 import torch
 from torch import nn, optim
+from torch.utils.checkpoint import checkpoint
 
 import esper
-from esper.leyline.errors import OptimizerError, SettingError
+from esper.leyline.errors import HostError, OptimizerError, SettingError
 from esper.leyline.lifecycle import StageLengths
 from esper.telemetry.events import FossilJudged, GrowthHint
 from user_models import (
@@ -42,6 +43,56 @@ def hints(garden):
     return [event.text for event in garden.history if isinstance(event, GrowthHint)]
 
 
+# -- modules that training passes by ---------------------------------------------------------------
+
+
+class Checkpointed(CNN):
+    """Runs its first layer as a whole, its children one by one, or cut off from gradients."""
+
+    way = "whole"
+
+    def forward(self, images):
+        layers = [self.layer1] if self.way != "children" else list(self.layer1)
+        if self.training and self.way != "off":
+            for layer in layers:
+                images = checkpoint(layer, images, use_reentrant=self.way == "reentrant")
+        else:
+            images = self.layer1(images)
+        return self.head(self.layer2(images).mean((2, 3)))
+
+
+def train_once(garden):
+    train_epoch(garden.model, garden.model.link.optimizer, garden.epoch, IMAGES)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("way", ["children", "reentrant"])
+def test_what_grew_where_training_does_not_come_is_refused(way):
+    garden = grow_cnn({0: PLANT_FIRST}, host=Checkpointed())
+    play(garden)
+    garden.model.host.way = way
+    train_once(garden)
+    before = garden.epoch, garden.model.slot("r0c0").state
+    with pytest.raises(HostError, match=r"slot r0c0 sits on 'layer1', which no training pass"):
+        garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    assert (garden.epoch, garden.model.slot("r0c0").state) == before
+    garden.model.host.way = "whole"
+    play(garden, 2)
+    assert garden.epoch == 3
+
+
+def test_what_is_planted_or_loaded_after_training_is_not_refused(tmp_path):
+    garden = grow_cnn()
+    train_once(garden)
+    garden.plant("r0c0", "conv_light")
+    garden.save(tmp_path)
+    garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    loaded = esper.load(tmp_path, CNN(), policy=script({}))
+    loaded.attach(optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    loaded.step(lambda: losses_of(loaded.model, HELD_OUT))
+    assert loaded.epoch == garden.epoch == 1
+
+
 # -- load_state_dict -------------------------------------------------------------------------------
 
 
@@ -62,6 +113,18 @@ def test_a_state_fits_the_network_it_is_of():
     train_epoch(garden.model, garden.model.link.optimizer, 0, IMAGES)
     garden.model.load_state_dict(state)
     assert all(torch.equal(value, state[name]) for name, value in garden.model.state_dict().items())
+
+
+def test_weights_of_an_earlier_epoch_do_not_move_a_seeds_share():
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, lengths=StageLengths(ramp=4)), "BLENDING")
+    garden.step(made_up(garden))
+    slot = garden.model.slot("r0c0")
+    assert slot.state.alpha < 1.0
+    weights = copy.deepcopy(garden.model.state_dict())
+    walk_to(garden, "PROBATIONARY")
+    garden.model.load_state_dict(weights)
+    assert float(slot.alpha) == slot.state.alpha == 1.0
+    assert not [name for name in weights if name.endswith("alpha")]
 
 
 def test_the_bare_hosts_state_cannot_bring_a_grown_network_back():
@@ -279,18 +342,17 @@ def test_a_least_gain_without_meaning_is_refused(wrong):
 
 
 def test_groups_in_another_order_are_refused_on_resume(tmp_path):
-    garden = grow_cnn()
-    optimizer = optim.AdamW(garden.parameters(), lr=1e-2)
-    garden.attach(optimizer)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 1e-5})
+    def build(model, order):
+        groups = [{"params": list(model.parameters())}, {"params": [nn.Parameter(torch.zeros(2))]}]
+        return optim.AdamW(groups[::order], lr=1e-2)
+
+    garden = grow_cnn(attach=False)
+    garden.attach(build(garden, 1))
     garden.save(tmp_path / "run")
     resumed = esper.load(tmp_path / "run", CNN(), policy=script({}))
-    other = optim.AdamW(
-        [{"params": list(resumed.parameters())}, {"params": [nn.Parameter(torch.zeros(2))]}],
-        lr=1e-2,
-    )
-    with pytest.raises(OptimizerError, match="same order"):
-        resumed.attach(other)
+    with pytest.raises(OptimizerError, match=r"2 like 0, .* got .* 2 like 1, .*same order"):
+        resumed.attach(build(resumed, -1))
+    resumed.attach(build(resumed, 1))
 
 
 def test_what_grew_does_not_make_another_group_the_hosts():

@@ -274,7 +274,7 @@ def test_an_action_outside_the_space_is_refused_by_head():
 
 def test_a_rate_outside_its_range_is_refused_by_name():
     garden = grow_cnn(attach=False)
-    for rate in (0.0, -1, math.nan, None, "1"):
+    for rate in (0.0, -1, math.nan, "1"):
         with pytest.raises(SettingError, match="seed_lr"):
             garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=rate)
 

@@ -147,25 +147,26 @@ def test_a_save_without_an_optimiser_is_refused_by_a_garden_with_one(tmp_path):
         grow_cnn().restore(tmp_path)
 
 
-def test_a_save_without_prices_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize("name", ["prices", "description"])
+def test_a_save_of_an_older_version_is_refused_in_one_line(name, tmp_path):
     garden = play(grow_cnn(PLAN), range(1))
     describe = keeping.describe
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeping, "describe", lambda garden: _without_prices(describe(garden)))
+        patch.setattr(keeping, "describe", lambda garden: _without(name, describe(garden)))
         garden.save(tmp_path)
     before = weights_of(garden)
     for read in (
         lambda: esper.load(tmp_path, CNN(), policy=script({})),
         lambda: garden.restore(tmp_path),
     ):
-        with pytest.raises(SaveError, match="FLOPs") as caught:
+        with pytest.raises(SaveError, match=f"no '{name}'.*older version") as caught:
             read()
         assert "\n" not in str(caught.value)
     assert is_same(weights_of(garden), before)
 
 
-def _without_prices(facts):
-    return {key: value for key, value in facts.items() if key != "prices"}
+def _without(name, facts):
+    return {key: value for key, value in facts.items() if key != name}
 
 
 def test_a_framework_that_is_missing_is_named_in_one_line(monkeypatch):

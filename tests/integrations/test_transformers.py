@@ -156,6 +156,25 @@ def test_killed_and_resumed_it_is_the_uninterrupted_one(tmp_path, options, capsy
     assert resumed.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
 
 
+class Stop(transformers.TrainerCallback):
+    """Ends training after a step, as a callback that watches the clock would."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 4
+
+
+def test_stopped_within_an_epoch_and_resumed_it_is_the_uninterrupted_one(tmp_path):
+    whole, garden = make_trainer(tmp_path / "whole", epochs=3)
+    whole.train()
+    cut, stopped = make_trainer(tmp_path / "cut", epochs=3, callbacks=[Stop()])
+    cut.train()
+    assert stopped.epoch == 1
+    resumed, again = make_trainer(tmp_path / "cut", epochs=3)
+    resumed.train(resume_from_checkpoint=True)
+    assert again.epoch == garden.epoch == 3
+    assert_same(garden, again)
+
+
 @pytest.mark.parametrize("most", [-1, 10], ids=["whole epochs", "ends within an epoch"])
 def test_the_last_checkpoint_has_the_garden_of_the_end(tmp_path, most):
     trainer, garden = make_trainer(tmp_path, save_strategy="steps", save_steps=500, max_steps=most)

@@ -233,6 +233,33 @@ def test_weights_that_are_parts_of_one_tensor_are_exported(tmp_path):
     assert torch.equal(host.eval()(vectors), expected)
 
 
+class Mixed(nn.Module):
+    """Short weights first, long ones where it grows."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(6, 8, dtype=torch.bfloat16)
+        self.middle, self.leave = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, vectors):
+        return self.leave(self.middle(self.enter(vectors.bfloat16()).float()))
+
+
+@pytest.mark.parametrize("blueprint_id", ["mlp", "copy"])
+def test_no_weight_is_rounded_to_the_type_of_the_hosts_first_one(tmp_path, blueprint_id):
+    inputs = random_vectors()
+    garden = esper.grow(
+        Mixed(), slots="middle", example=inputs, blueprints=[blueprint_id], policy="never"
+    )
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1))
+    garden.model.build_in("r0c0", blueprint_id, "gated")
+    for parameter in garden.model.slots.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    garden.export(tmp_path)
+    network = graft_here(tmp_path, Mixed())
+    assert torch.equal(network(inputs), garden.model(inputs))
+
+
 def test_a_sham_fossil_is_exported_as_nothing(tmp_path):
     garden = own_garden(["sham"])
     garden.export(tmp_path)

@@ -3,7 +3,7 @@
 the same run to the bit, whatever the optimiser and wherever it stopped.
 """
 
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -214,6 +214,53 @@ def test_another_policy_begins_without_the_memory_of_the_first(tmp_path):
     assert stage_of(loaded, "r0c1") != "DORMANT"
 
 
+class Counting:
+    """A policy that counts its decisions and waits."""
+
+    def decide(self, observation, masks, reports, memory, signals):
+        return np.array([(0, 0, 0, 0)]), (memory or 0) + 1
+
+
+class CountingRule(Counting):
+    """As another class it is another policy."""
+
+
+def test_a_lambda_is_known_by_the_policy_that_it_builds(tmp_path, capsys):
+    garden = grow_cnn(policy=lambda facts: Counting())
+    garden.step(made_up(garden))
+    garden.save(tmp_path)
+    # another lambda, on another line
+    loaded = esper.load(tmp_path, CNN(), policy=lambda facts: Counting())
+    assert loaded.memory == garden.memory == 1
+    assert loaded.policy_name == "Counting()"
+    assert capsys.readouterr().err == ""
+    other = esper.load(tmp_path, CNN(), policy=lambda facts: CountingRule())
+    assert other.memory is None
+    said = capsys.readouterr().err
+    assert "grown by Counting(); CountingRule() starts without its memory" in said
+
+
+def build_counting(facts, start=0):
+    return Counting()
+
+
+def test_a_partial_is_known_by_its_function(tmp_path):
+    garden = grow_cnn(policy=partial(build_counting, start=1))
+    assert garden.policy_name == "build_counting()"
+
+
+def test_the_rate_of_seeds_goes_on_unless_another_one_is_given(tmp_path):
+    garden = grow_cnn(attach=False)
+    garden.attach(torch.optim.SGD(garden.parameters(), lr=0.1), seed_lr=0.5)
+    garden.save(tmp_path)
+    for given, expected in ((None, 0.5), (2.0, 2.0)):
+        loaded = esper.load(tmp_path, CNN(), policy=script({}))
+        loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.1), seed_lr=given)
+        assert loaded.model.link.seed_lr == expected
+        loaded.restore(tmp_path)
+        assert loaded.model.link.seed_lr == expected
+
+
 def test_a_garden_without_an_optimizer_can_be_saved(tmp_path):
     garden = grow_cnn(attach=False)
     loaded = esper.load(garden.save(tmp_path), CNN(), policy="never")
@@ -260,15 +307,15 @@ def test_the_count_of_steps_is_where_the_optimizer_counts(option):
     """Like torch's own load_state_dict; the device `meta` stands for a GPU."""
     network = torch.nn.Linear(2, 2, device="meta", bias=False)
     optimizer = torch.optim.AdamW(network.parameters())
+    options = {option: True} if option else {}
     facts = {
         "scalars": {"weight": {}},
-        "groups": [{"names": ["weight"], "options": {option: True} if option else {}}],
+        "groups": [{"names": ["weight"], "options": options, "tuples": []}],
     }
     facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
     tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}
-    optimizer_saving._restore_one(
-        network, SimpleNamespace(optimizer=optimizer, scheduler=None), facts, tensors
-    )
+    link = SimpleNamespace(optimizer=optimizer, scheduler=None, is_seed_lr_given=True)
+    optimizer_saving._restore_one(network, link, facts, tensors)
     places = {key: value.device.type for key, value in optimizer.state[network.weight].items()}
     assert places == {"step": "meta" if option else "cpu", "exp_avg": "meta"}
 

@@ -22,7 +22,7 @@ from esper.episodes import (
     report_fossils,
     report_seeds,
 )
-from esper.garden import hints, keeping, processes
+from esper.garden import hints, keeping, processes, reaching
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
@@ -50,13 +50,7 @@ from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import build_policy
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import (
-    ActionTaken,
-    Event,
-    GrowthReported,
-    HostEpoch,
-    LedgerClosed,
-)
+from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch, LedgerClosed
 
 
 class Garden(PlantingByHand):
@@ -125,8 +119,8 @@ class Garden(PlantingByHand):
         self.model = model
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
-        self.policy_name = keeping.name_policy(policy)
         self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
+        self.policy_name = keeping.name_policy(policy, self.policy)
         if higher_is_better not in (None, True, False):
             raise SettingError(
                 f"higher_is_better is {higher_is_better!r}; True means scores, False losses."
@@ -165,15 +159,17 @@ class Garden(PlantingByHand):
         """What to build an optimiser from."""
         return self.model.parameters()
 
-    def attach(self, optimizer: Any, scheduler: Any = None, *, seed_lr: float = 1.0) -> None:
+    def attach(
+        self, optimizer: Any, scheduler: Any = None, *, seed_lr: float | None = None
+    ) -> None:
         """Let the optimiser follow the model: seeds enter and leave, all other state stays.
 
         Args:
             optimizer: one, or a list; of several, the first one's rate and steps count.
             scheduler: one, or a list, if it exists already. Any scheduler that you create after
                 `attach` works; do not pass it.
-            seed_lr: seeds learn at this multiple of the rate of the host's group. They have its
-                other settings.
+            seed_lr: seeds learn at this multiple of the rate of the host's group and have its
+                other settings; by default it is that of the save, or 1.
         """
         refuse_wrapped(self.model)
         link = self.model.attach(optimizer, scheduler=scheduler, seed_lr=seed_lr)
@@ -196,8 +192,7 @@ class Garden(PlantingByHand):
             self.average = Average(self.model, decay)
         elif decay != self.average.decay:
             raise SettingError(
-                f"this garden has an average of decay {self.average.decay}, and ema "
-                f"asks for {decay}."
+                f"the average of this garden has decay {self.average.decay}; ema asks for {decay}."
             )
         return self.average
 
@@ -221,6 +216,7 @@ class Garden(PlantingByHand):
         is_idle = epoch > 1 and link.follows_rates and not link.steps
         examples = self.books.count_examples(self.model, link)
         learnt = processes.mean_of(train_loss)
+        reaching.refuse_unreached(self.model)
         with self._together():
             measured, view = self._measure(evaluate, epoch, link, examples, learnt)
             if is_idle:
@@ -427,7 +423,7 @@ class Garden(PlantingByHand):
         started = time.perf_counter()
         reading = self._evaluation.read(evaluate)
         self.books.charge_epoch(self.model, examples, reading, started)
-        self.model.examples = dict.fromkeys(examples, 0)
+        reaching.begin_epoch(self.model)
         link.steps = 0
         self.model.read_gradients()
         for seed in reading.seeds:

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from torch import nn
 
 from esper.garden import keeping, processes
+from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.fitting import total_budget
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
-from esper.kasmina.saving import load_network
+from esper.kasmina.saving import LoadedNetwork, load_network
 from esper.kasmina.slot import has_slots, remove_slots
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
+from esper.leyline.registry import in_order
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policies import Policy
@@ -112,6 +114,38 @@ def grow(
         (58, 116)
     """
     settings = GrowthSettings() if settings is None else settings
+    processes.require_alike(lambda: _check_host(model, settings))
+    processes.share([*model.parameters(), *model.buffers()])
+    built: list[_Grown] = []
+
+    def build() -> dict[str, Any]:
+        grown = _build(
+            model,
+            slots,
+            example,
+            blueprints=blueprints,
+            budget=budget,
+            max_seeds=max_seeds,
+            policy=policy,
+            settings=settings,
+        )
+        built.append(grown)
+        return describe_garden(grown.model, keeping.name_policy(policy), higher_is_better)
+
+    _agree(model, build, built)
+    growing, prices = built[0]
+    return _tend(growing, policy, higher_is_better, prices)
+
+
+class _Grown(NamedTuple):
+    """A model that can grow, and what one example costs in its host."""
+
+    model: MorphogeneticModel
+    prices: HostFlops | None
+
+
+def _check_host(model: nn.Module, settings: GrowthSettings) -> dict[str, Any]:
+    """Refuse what cannot grow; what it shares with other processes, described."""
     if not isinstance(settings, GrowthSettings):
         raise SettingError(
             f"settings is a {type(settings).__name__}; write "
@@ -121,7 +155,31 @@ def grow(
         raise HostError("this model already grows; use its garden, or grow garden.harvest().")
     refuse_wrapped(model)
     _refuse_part(model)
-    processes.share([*model.parameters(), *model.buffers()])
+    return describe_host(model)
+
+
+def _agree(model: nn.Module, build: Callable[[], dict[str, Any]], built: list[Any]) -> None:
+    """Build in every process; where one fails or differs from the others, none has grown."""
+    try:
+        processes.require_alike(build)
+    except Exception:
+        if built:
+            remove_slots(model)
+        raise
+
+
+def _build(
+    model: nn.Module,
+    slots: str | Sequence[str],
+    example: Example,
+    *,
+    blueprints: Sequence[str] | None,
+    budget: float | int | None,
+    max_seeds: int | None,
+    policy: str | Callable[[HostFacts], Policy],
+    settings: GrowthSettings,
+) -> _Grown:
+    """Put slots on a model; `grow` explains the options."""
     patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
         raise SettingError(
@@ -146,15 +204,14 @@ def grow(
         settings=settings,
     )
     sites = {slot_id: growing.site(slot_id) for slot_id in config.slot_ids}
-    prices = HostFlops.of_model(model, example, sites)
-    return _tend(growing, policy, higher_is_better, prices)
+    return _Grown(growing, HostFlops.of_model(model, example, sites))
 
 
 def _choose_blueprints(blueprints: str | Sequence[str] | None) -> list[str]:
     """The names that the caller gave, as a list of its own; empty where all that fit are meant."""
     if blueprints is None:
         return []
-    names = [blueprints] if isinstance(blueprints, str) else list(blueprints)
+    names = [blueprints] if isinstance(blueprints, str) else list(in_order(blueprints))
     if not names:
         raise SettingError(
             "blueprints is empty; name at least one, or leave it out for those that usually fit."
@@ -223,16 +280,31 @@ def load(
         True
     """
 
-    def check(extra: dict[str, Any]) -> None:
+    loaded: list[LoadedNetwork] = []
+
+    def check(extra: dict[str, Any], rebuilt: MorphogeneticModel) -> None:
         keeping.check(extra)
         if policy is None and not isinstance(parse(extra["policy"]), Rule):
             raise UnknownNameError(
                 "policy", extra["policy"], RULES, "Pass your own again: policy=..."
             )
 
-    refuse_wrapped(model)
-    _refuse_part(model)
-    saved = load_network(Path(folder), model, check)
+        saved = extra["description"]
+        here = describe_garden(rebuilt, extra["policy"], extra["higher_is_better"])
+        keeping.refuse_other(saved, here)
+
+    def read() -> dict[str, Any]:
+        refuse_wrapped(model)
+        _refuse_part(model)
+        saved = load_network(Path(folder), model, check)
+        loaded.append(saved)
+        name = saved.extra["policy"] if policy is None else keeping.name_policy(policy)
+        rebuilt = saved.network.model
+        description = describe_garden(rebuilt, name, saved.extra["higher_is_better"])
+        return description | describe_growth(rebuilt) | {"epoch": saved.extra["epoch"]}
+
+    _agree(model, read, loaded)
+    saved = loaded[0]
     extra = saved.extra
     chosen = extra["policy"] if policy is None else policy
     prices = keeping.prices_of(extra)

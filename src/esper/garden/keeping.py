@@ -3,13 +3,16 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
+from esper.garden import processes
+from esper.garden.description import describe_garden, find_differences
 from esper.kasmina.optimizer_saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.kasmina.pricing import HostFlops
-from esper.leyline.errors import SaveError
+from esper.leyline.errors import SaveError, complain
 from esper.runtime.ledger import Ledger
 from esper.storage.store import require_plain
 from esper.tamiyo.policies import Policy
@@ -45,15 +48,22 @@ class Kept:
     loss_meter: SavedMeter
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None
     prices: HostFlops | None
+    description: dict[str, Any]
 
 
-def name_policy(policy: str | Callable[[HostFacts], Policy]) -> str:
-    """What a save calls a policy; the brackets tell a function from a rule of the same name."""
+def name_policy(policy: str | Callable[[HostFacts], Policy], built: Policy | None = None) -> str:
+    """What a save calls a policy; the brackets tell a function from a rule of the same name.
+
+    A lambda has no name. It is called after the class of the policy that it `built`, which stays
+    the same where lines of its file move.
+    """
     if isinstance(policy, str):
         return policy
+    while isinstance(policy, partial):
+        policy = policy.func
     name: str = getattr(policy, "__name__", type(policy).__name__)
-    if name == "<lambda>":  # two of them are not one policy
-        name += f":{policy.__code__.co_firstlineno}"
+    if name == "<lambda>" and built is not None:
+        name = type(getattr(built, "rule", built)).__name__
     return f"{name}()"
 
 
@@ -74,6 +84,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "loss_meter": garden.loss_meter.state(),
         "decay": None if garden.average is None else garden.average.decay,
         "prices": None if prices is None else asdict(prices),
+        "description": describe_garden(garden.model, garden.policy_name, garden.higher_is_better),
     }
 
 
@@ -85,16 +96,27 @@ def prices_of(extra: dict[str, Any]) -> HostFlops | None:
 
 def check(extra: dict[str, Any]) -> None:
     """Refuse facts that `take` could not read, before anything has changed."""
-    if "prices" not in extra:
-        raise SaveError(
-            "the save does not say what its host costs in FLOPs: an older version of Esper wrote "
-            "it. Load it with that version, or grow again."
-        )
+    for name in ("prices", "description"):
+        if name not in extra:
+            raise SaveError(
+                f"the save has no {name!r}: an older version of Esper wrote it. Load it with that "
+                f"version, or grow again."
+            )
     # from Python values, strict validation would take no dict for a ledger
     TypeAdapter(Kept).validate_json(json.dumps(extra), strict=True)
     for record in extra["history"]:
         # an event with a value of another type can be built, but not be put into words
         str(from_record(record))
+
+
+def refuse_other(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse a save of a garden that is described differently; the first difference is named."""
+    for difference in find_differences(saved, here):
+        raise SaveError(
+            f"the save is of another garden: {difference.place} is {difference.one} in the save "
+            f"and {difference.other} here. Grow with the same model, blueprints and options, or "
+            f"use another save."
+        )
 
 
 def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
@@ -105,6 +127,11 @@ def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
             f"the save was grown by {extra['policy']}; this garden's policy is "
             f"{garden.policy_name}."
         )
+    saved = extra["description"]
+    here = describe_garden(garden.model, garden.policy_name, garden.higher_is_better)
+    # a garden keeps its own settings and limits
+    names = ("features", "parameters", "higher_is_better")
+    refuse_other(*({name: whole.get(name) for name in names} for whole in (saved, here)))
     if garden.average is not None and extra["decay"] not in (None, garden.average.decay):
         raise SaveError(
             f"the save has an average of decay {extra['decay']}, this garden one of "
@@ -127,9 +154,16 @@ def take(
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
     garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None
+    if garden.memory is None and extra["memory"] is not None and processes.is_first():
+        complain(
+            f"the save was grown by {extra['policy']}; {garden.policy_name} starts without its "
+            f"memory."
+        )
     garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
+    for slot in garden.model.ordered_slots:
+        slot.set_plain(passes=1)  # in what was trained before, nobody knows any more
     garden.loss_meter.load(extra["loss_meter"])
     settle_optimizer(garden)
     if average is not None:

@@ -5,12 +5,13 @@ DDP keeps the host equal in all of them; this file keeps what grows equal.
 
 import math
 import os
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from esper.garden.description import find_differences
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import MeasurementError, SettingError
 
@@ -109,6 +110,20 @@ def share(tensors: Iterable[Tensor]) -> None:
         parts = flat.split([tensor.numel() for tensor in group])
         for tensor, part in zip(group, parts, strict=True):
             tensor.detach().copy_(part.view_as(tensor))
+
+
+def require_alike(describe: Callable[[], Mapping[str, Any]]) -> None:
+    """Refuse to continue where processes describe differently what each has built for itself.
+
+    Where one fails to describe it all do.
+    """
+    first, *others = gather(describe)
+    for rank, other in enumerate(others, start=1):
+        for difference in find_differences(first, other):
+            raise SettingError(
+                f"{difference.place} is {difference.other} on rank {rank} and {difference.one} on "
+                f"rank 0. Call esper.grow or esper.load with the same arguments on every rank."
+            )
 
 
 def require_equal(model: MorphogeneticModel) -> None:

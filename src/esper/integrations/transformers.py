@@ -45,8 +45,13 @@ class GrowthCallback(Stepper, TrainerCallback):
             self.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Step after an epoch that ended early, or whose length was not known."""
-        if self.every is None and self.done != state.global_step:
+        """Step after an epoch that ended early, or whose length was not known.
+
+        Not where training was stopped within it: resumed, it goes on in the same epoch, and the
+        garden steps at the end of that.
+        """
+        is_stopped = control.should_training_stop and state.epoch % 1 != 0
+        if self.every is None and self.done != state.global_step and not is_stopped:
             self.step()
 
 
@@ -55,7 +60,7 @@ def join(
     garden: Garden,
     evaluate: Evaluate,
     every: int | None = None,
-    seed_lr: float = 1.0,
+    seed_lr: float | None = None,
 ) -> None:
     """Let a trainer of `garden.model` grow it: attach, step, save, resume, load the best.
 
@@ -117,7 +122,7 @@ def _show_host(trainer: Any, garden: Garden) -> None:
 
 
 def _create_optimizer(
-    trainer: Trainer, garden: Garden, seed_lr: float, create: Callable[..., Any], *model: Any
+    trainer: Trainer, garden: Garden, seed_lr: float | None, create: Callable[..., Any], *model: Any
 ) -> Any:
     """The Trainer's own, attached before its scheduler is made and before its state is read."""
     optimizer = create(*model)

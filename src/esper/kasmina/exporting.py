@@ -38,6 +38,7 @@ class FossilEntry(TypedDict):
     channels: int
     channels_first: bool
     gated: bool
+    dtype: str | None  # of its own weights, if it is not that of the host's first parameter
     inherits: bool  # whether its blueprint is built from the module before it
     becomes_member: bool  # whether it stands in the list that its original is in
 
@@ -97,25 +98,35 @@ def render_source(model: MorphogeneticModel, members: Collection[str], digest: s
 def _table_of(model: MorphogeneticModel, members: Collection[str]) -> list[ModuleEntry]:
     """The modules with fossils, in the order in which they run."""
     table: list[ModuleEntry] = []
+    usual = next(model.host.parameters()).dtype
     for slot in model.ordered_slots:
         module = model.slot_config.modules[slot.slot_id]
         names = zip(slot.fossils, slot.fossil_names, strict=True)
         as_members = slot.slot_id in members
-        fossils = [_entry_of(slot, fossil, name, as_members) for fossil, name in names]
+        fossils = [_entry_of(slot, fossil, name, as_members, usual) for fossil, name in names]
         if fossils:
             copied_module = membership.source_name(model.host, module)
             table.append({"module": module, "copied_module": copied_module, "fossils": fossils})
     return table
 
 
-def _entry_of(slot: SeedSlot, fossil: nn.Module, name: str, as_members: bool) -> FossilEntry:
-    """What `grown.py` has to know to build one fossil again."""
+def _entry_of(
+    slot: SeedSlot, fossil: nn.Module, name: str, as_members: bool, usual: torch.dtype
+) -> FossilEntry:
+    """What `grown.py` has to know to build one fossil again.
+
+    A fossil of the `usual` type follows the host that it is grafted on. A copy's weights have the
+    types of its original, so of a copy only the gate has a type of its own.
+    """
+    own = fossil.gate if isinstance(fossil, copying.Copy) else fossil
+    dtype = next((p.dtype for p in own.parameters()), usual) if own is not None else usual
     return {
         "kind": slot.kind,
         "blueprint": name,
         "channels": slot.channels,
         "channels_first": slot.kind == "image",
         "gated": has_gate(fossil),
+        "dtype": None if dtype == usual else str(dtype).removeprefix("torch."),
         "inherits": REGISTRY.get(slot.kind, name).inherits,
         "becomes_member": as_members and can_become_member(slot, fossil),
     }
@@ -233,7 +244,7 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
     # a deep copy runs uncompiled; with compiled or channels-last fossils rounding would differ
     fossils = copy.deepcopy(slot.fossils).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     rebuilt.load_state_dict(fossils.state_dict())
-    rebuilt.to(next(fossils.parameters(), slot.alpha))
+    rebuilt.to(slot.alpha.device)
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
     features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
     with torch.no_grad():
@@ -263,6 +274,7 @@ BUILDERS = {{}}
 # Modules with fossils.
 # copied_module: what copies after this module copy.
 # inherits: whether the blueprint is built from the module before it.
+# dtype: the type of its own weights, where it is not that of the host's first parameter.
 # becomes_member: whether the fossil stands in the list that its original is in.
 FOSSILS = {table}
 
@@ -278,7 +290,7 @@ def build(model):
 
 
 def build_fossils(model, like, source, entries):
-    """The fossils of one module, in the type and on the device of the parameter `like`."""
+    """The fossils of one module, on the device of the parameter `like`."""
     fossils = []
     for entry in entries:
         if entry["blueprint"] == "sham":
@@ -287,7 +299,8 @@ def build_fossils(model, like, source, entries):
         channels = entry["channels"]
         channels_first = entry["channels_first"]
         build_body = BUILDERS[entry["kind"], entry["blueprint"]]
-        gate = Gate(channels, channels_first).to(like) if entry["gated"] else None
+        dtype = getattr(torch, entry["dtype"]) if entry["dtype"] else like.dtype
+        gate = Gate(channels, channels_first).to(like.device, dtype) if entry["gated"] else None
         if entry["inherits"]:
             body = build_body(channels, site=Site(copied_next(source, fossils), model))
         else:
@@ -296,7 +309,8 @@ def build_fossils(model, like, source, entries):
             body.gate = gate
             fossils.append(body)
         else:
-            fossils.append(Seed(body, scale_of(channels, channels_first), gate).to(like))
+            seed = Seed(body, scale_of(channels, channels_first), gate)
+            fossils.append(seed.to(like.device, dtype))
     return fossils
 
 

@@ -40,6 +40,7 @@ from esper.leyline.factored_actions import (
 from esper.leyline.gates import Measurement
 from esper.leyline.legality import GrowthView, require
 from esper.leyline.lifecycle import SeedState, germinate, tick
+from esper.leyline.registry import in_order
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.settings import GrowthSettings, SlotChange
 from esper.leyline.slots import SlotConfig
@@ -100,7 +101,7 @@ class MorphogeneticModel(nn.Module):
         # in the order in which the host runs them
         self.ordered_slots = [slot_by_id[slot_id] for slot_id in self.slot_config.slot_ids]
         kinds = [slot.kind for slot in self.ordered_slots]
-        names = tuple(blueprints or REGISTRY.defaults_for(kinds))
+        names = in_order(blueprints or REGISTRY.defaults_for(kinds))
         self.space = ActionSpace.of(self.slot_config, names, self.settings.blends)
         sites = {slot_id: self.site_of(slot_id) for slot_id in slot_by_id}
         self.costs = fitting.price_list(self.ordered_slots, self.space, sites)

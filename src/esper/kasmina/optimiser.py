@@ -47,7 +47,7 @@ class OptimizerLink:
         sources: Mapping[str, nn.Module],
         *,
         scheduler: Any = None,
-        seed_lr: float = 1.0,
+        seed_lr: float | None = None,
         follows_rates: bool = True,
     ):
         """Add the slots' groups.
@@ -57,19 +57,20 @@ class OptimizerLink:
             host: the network without what has grown.
             sources: the modules that a copy in each slot would copy.
             scheduler: what drives the optimiser's rates, if it was made before this link.
-            seed_lr: a live seed's rate as a multiple of the host's.
+            seed_lr: a live seed's rate as a multiple of the host's; by default that of the save,
+                or 1.
             follows_rates: watch every step. Not where rates are tensors on a device, which must
                 not be read back inside an epoch.
         """
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.seed_lr = seed_lr
+        self.seed_lr = 1.0 if seed_lr is None else float(seed_lr)
+        self.is_seed_lr_given = seed_lr is not None
         self.sources = sources
         self.others: tuple[OptimizerLink, ...] = ()
         self.home = _find_home(optimizer, host)
         self.groups: dict[str, dict[int, int]] = {}
         """slot -> {group of the host: the slot's own group like it}"""
-        self.slot_groups: list[int] = []
         group_of: dict[int, int] = {}
         for number, group in enumerate(optimizer.param_groups):
             group_of |= dict.fromkeys(map(id, group["params"]), number)
@@ -77,7 +78,8 @@ class OptimizerLink:
             present = {group_of[id(p)] for p in source.parameters() if id(p) in group_of}
             likes = [self.home, *sorted(present - {self.home})]
             self.groups[slot_id] = {like: self._add_group(like) for like in likes}
-            self.slot_groups += self.groups[slot_id].values()
+        self.group_count = len(optimizer.param_groups)
+        """the user's groups and the slots'"""
         home = optimizer.param_groups[self.home]
         self.peak_rate = max(float(home[key]) for key in ("lr", "initial_lr") if key in home)
         self.was_high = False
@@ -284,7 +286,7 @@ def link_optimizers(
     sources: Mapping[str, nn.Module],
     *,
     scheduler: Any = None,
-    seed_lr: float = 1.0,
+    seed_lr: float | None = None,
     follows_rates: bool = True,
 ) -> OptimizerLink:
     """Let one optimiser, or each of several, follow a network in place of `before`.
@@ -293,7 +295,7 @@ def link_optimizers(
     """
     optimizers = _unwrap(optimizer, "optimizer")
     plans = _unwrap(scheduler, "scheduler")
-    if not is_number(seed_lr) or not seed_lr > 0:
+    if seed_lr is not None and (not is_number(seed_lr) or not seed_lr > 0):
         raise SettingError(
             f"seed_lr must be above 0, got {seed_lr!r}; it is a multiple of the host's rate."
         )

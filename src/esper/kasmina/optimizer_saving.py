@@ -3,27 +3,33 @@
 What is read waits as an `OptimizerSnapshot` until an optimiser of the same kind is attached.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter
+import numpy as np
+import torch
+from pydantic import Field, TypeAdapter
 from safetensors.torch import load
 from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
-from esper.leyline.errors import OptimizerError
+from esper.leyline.errors import OptimizerError, SaveError
 from esper.storage.store import Plain, fitting, is_plain
 
 Tensors = Mapping[str, Tensor]
+_SEPARATOR = "|"
+"""between a parameter's name and a key of its state"""
 
 # Types of an optimiser's saved facts, so that a forged save is refused when it is read.
 _FACTS: dict[str, TypeAdapter[Any]] = {
     "peak_rate": TypeAdapter(float),
     "was_high": TypeAdapter(bool),
     "steps": TypeAdapter(int),
+    "seed_lr": TypeAdapter(Annotated[float, Field(gt=0.0)]),
     "scalars": TypeAdapter(dict[str, Plain]),
     "scheduler": TypeAdapter(Plain | None),
     "groups": TypeAdapter(list[Plain]),
@@ -31,6 +37,7 @@ _FACTS: dict[str, TypeAdapter[Any]] = {
 _GROUP_FACTS: dict[str, TypeAdapter[Any]] = {
     "names": TypeAdapter(list[str]),
     "options": TypeAdapter(Plain),
+    "tuples": TypeAdapter(list[str]),
 }
 
 
@@ -48,10 +55,16 @@ class _Kind(NamedTuple):
 
     name: str
     groups: int
-    slot_groups: list[int]
+    slot_groups: list[list[int]]  # each slot's group, after the host's group that it is like
 
     def __str__(self) -> str:
-        return f"{self.name} with {self.groups} parameter groups, slots in {self.slot_groups}"
+        pairs = [f"{number} like {like}" for like, number in self.slot_groups]
+        return f"{self.name} with {self.groups} parameter groups, slots in {', '.join(pairs)}"
+
+
+def _list_slot_groups(link: OptimizerLink) -> list[list[int]]:
+    """Each group of a slot's, after the number of the host's group that it is like."""
+    return [[like, number] for own in link.groups.values() for like, number in own.items()]
 
 
 class _Match(NamedTuple):
@@ -78,38 +91,81 @@ def _describe_one(
     Tensors of its state go into `tensors`, by parameter name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    kind = type(link.optimizer).__name__
+    _refuse_late_groups(link, kind)
     scalars: dict[str, Plain] = {}
     for parameter, state in link.optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            raise _unsavable(kind, f"state[{parameter!r}], which is of no parameter")
         name = names.get(id(parameter))
         if name is None:
             continue  # not a parameter of this network: its owner saves it
         scalars[name] = {}
         for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}|{key}"] = value.detach().contiguous()
-            else:
+            place = f"state {key!r} of {name}, a {type(value).__name__}"
+            if not isinstance(key, str) or _SEPARATOR in key:
+                raise _unsavable(kind, place)
+            if _is_dense(value):
+                tensors[f"{name}{_SEPARATOR}{key}"] = value.detach().contiguous()
+            elif is_plain(value):
                 scalars[name][key] = value
+            else:
+                raise _unsavable(kind, place)
+    groups = [_describe_group(kind, group, names) for group in link.optimizer.param_groups]
     return {
-        "kind": type(link.optimizer).__name__,
-        "slots": link.slot_groups,
+        "kind": kind,
+        "slots": _list_slot_groups(link),
         "scalars": scalars,
-        "groups": [_describe_group(group, names) for group in link.optimizer.param_groups],
+        "groups": groups,
         "scheduler": _describe_scheduler(link.scheduler),
         "peak_rate": link.peak_rate,
         "was_high": link.was_high,
         "steps": link.steps,
+        "seed_lr": link.seed_lr,
     }
 
 
-def _describe_group(group: dict[str, Any], names: Mapping[int, str]) -> Plain:
+def _refuse_late_groups(link: OptimizerLink, kind: str) -> None:
+    """Refuse groups that would not be where they are in an optimiser that is built anew."""
+    late = len(link.optimizer.param_groups) - link.group_count
+    if late:
+        raise SaveError(
+            f"{late} parameter groups of {kind} are newer than garden.attach: added by hand, or "
+            f"by another garden on the same optimiser. A resumed one would have them elsewhere. "
+            f"Add all groups before you attach, and give every garden an optimiser of its own."
+        )
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether a value is a plain tensor, neither sparse nor of a class of its own."""
+    return type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+
+
+def _unsavable(kind: str, place: str) -> SaveError:
+    """The refusal of what would come back as something else."""
+    return SaveError(
+        f"{kind} has {place}: it would not come back from a save as it is. Under keys of text, "
+        f"a parameter's state may hold dense tensors, numbers, text, None, lists and dicts of "
+        f"these, and a group's options the same without tensors of several numbers."
+    )
+
+
+def _describe_group(kind: str, group: dict[str, Any], names: Mapping[int, str]) -> Plain:
     """Names of a group's parameters, and its settings as plain numbers."""
-    options = {}
+    options: Plain = {}
     for key, value in group.items():
-        if key != "params":
-            options[key] = value.item() if hasattr(value, "item") else value
+        if key == "params":
+            continue
+        if isinstance(value, Tensor | np.generic) and math.prod(value.shape) == 1:
+            options[key] = value.item()
+        else:
+            options[key] = list(value) if type(value) is tuple else value
+        if not is_plain({key: options[key]}):
+            raise _unsavable(kind, f"the option {key!r}, a {type(value).__name__}")
     return {
         "names": [names[id(parameter)] for parameter in group["params"] if id(parameter) in names],
         "options": options,
+        "tuples": [key for key, value in group.items() if type(value) is tuple],
     }
 
 
@@ -156,7 +212,9 @@ def match_optimizers(link: OptimizerLink, snapshot: OptimizerSnapshot) -> list[_
     saved = [snapshot.facts, *snapshot.facts["others"]]
     saved_kinds = [_Kind(facts["kind"], len(facts["groups"]), facts["slots"]) for facts in saved]
     kinds = [
-        _Kind(type(part.optimizer).__name__, len(part.optimizer.param_groups), part.slot_groups)
+        _Kind(
+            type(part.optimizer).__name__, len(part.optimizer.param_groups), _list_slot_groups(part)
+        )
         for part in link.all
     ]
     if saved_kinds != kinds:
@@ -191,6 +249,8 @@ def _restore_one(
     link.peak_rate = facts["peak_rate"]
     link.was_high = facts["was_high"]
     link.steps = facts["steps"]
+    if not link.is_seed_lr_given:
+        link.seed_lr = facts["seed_lr"]
 
 
 def _names_with_moved_steps(facts: Plain) -> set[str]:
@@ -207,7 +267,7 @@ def _group_by_name(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
     """The tensors of each parameter's state, by key."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for label, value in tensors.items():
-        name, _, key = label.rpartition("|")
+        name, _, key = label.rpartition(_SEPARATOR)
         by_name.setdefault(name, {})[key] = value
     return by_name
 
@@ -218,7 +278,7 @@ def _restore_group(
     """Give a group the settings and parameters that it had; parameters of others stay."""
     for key, value in saved["options"].items():
         present = group.get(key)
-        plain = tuple(value) if isinstance(value, list) else value
+        plain = tuple(value) if key in saved["tuples"] else value
         if isinstance(present, float) and not isinstance(plain, int | float):
             raise TypeError(f"{key} is not a number")
         # in place: your own loop may hold the tensor too

@@ -145,16 +145,19 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     buffers: list[_KeptBuffer] = []
     for module in model.modules():
         for name, buffer in module._buffers.items():
+            value = None
             if buffer is not None:
                 is_expanded = buffer.layout is torch.strided and 0 in buffer.stride()
                 value = None if is_expanded else buffer.clone()
-                buffers.append(_KeptBuffer(module, name, buffer, value))
+            buffers.append(_KeptBuffer(module, name, buffer, value))
     try:
         yield
     finally:
         with torch.no_grad():
             for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer if value is None else buffer.copy_(value)
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
 
 
 class _KeptBuffer(NamedTuple):
@@ -162,7 +165,7 @@ class _KeptBuffer(NamedTuple):
 
     module: nn.Module
     name: str
-    buffer: Tensor
+    buffer: Tensor | None
     value: Tensor | None
 
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save_file, save_model
 from torch import Tensor, nn
 
+from esper.kasmina.buffers import read_buffers, write_buffers
 from esper.kasmina.copies.eligibility import Inheritance
 from esper.kasmina.fitting import KnownSlots
 from esper.kasmina.model import MorphogeneticModel
@@ -119,15 +120,17 @@ def _refuse_other_gardens(model: MorphogeneticModel) -> None:
             )
 
 
-def load_network(folder: Path, host: nn.Module, check: Callable[[Plain], Any]) -> LoadedNetwork:
-    """Rebuild a save around a fresh host; `check` may refuse `extra`.
+def load_network(
+    folder: Path, host: nn.Module, check: Callable[[Plain, MorphogeneticModel], Any]
+) -> LoadedNetwork:
+    """Rebuild a save around a fresh host; `check` may refuse `extra`, or the slots that it gets.
 
     The host is as before if anything is wrong.
     """
     save = _read(folder)
     extra = save.facts["extra"]
     network = rebuild_network(
-        host, save.facts, save.contents, folder / MANIFEST, lambda: check(extra)
+        host, save.facts, save.contents, folder / MANIFEST, partial(check, extra)
     )
     return LoadedNetwork(network, save.average, extra)
 
@@ -142,12 +145,11 @@ def restore_network(
     facts, contents, average = _read(folder)
     with fitting(folder / MANIFEST):
         saved = facts["network"]
-        present = describe_network(model).facts["network"]
-        for key in ("modules", "blueprints"):
-            if saved[key] != present[key]:
+        for key, present in _describe_space(model).items():
+            if saved[key] != present:
                 raise SaveError(
-                    f"{folder} has {key} {saved[key]}, this garden {present[key]}. Grow "
-                    f"with those saved."
+                    f"{folder} has {key} {saved[key]}, this garden {present}. Grow with those "
+                    f"saved."
                 )
         _refuse_other_host(facts["host"], _describe_tensors(model.host))
         check(facts["extra"])
@@ -179,7 +181,7 @@ def _read(folder: Path) -> _Save:
 
 
 def _store(folder: Path) -> Store:
-    owned = re.compile("garden-(model|optimizer|average)")
+    owned = re.compile("garden-(model|buffers|optimizer|average)")
     return Store(folder / MANIFEST, "saved garden", owned=owned)
 
 
@@ -187,8 +189,7 @@ def describe_network(model: MorphogeneticModel) -> Description:
     """A network and its optimiser as plain facts, and by role what their tensor files hold."""
     contents: dict[str, Content] = {"model": lambda path: save_model(whole(model), str(path))}
     network = {
-        "modules": dict(model.slot_config.modules),
-        "blueprints": list(model.space.blueprint_ids[1:]),
+        **_describe_space(model),
         "max_seeds": model.max_seeds,
         "budget": model.budget,
         "settings": asdict(model.settings),
@@ -196,11 +197,22 @@ def describe_network(model: MorphogeneticModel) -> Description:
         "shadow_passes": model.shadow_passes,
         "slots": {slot.slot_id: _describe_slot(slot) for slot in model.ordered_slots},
     }
+    buffers = read_buffers(model)
+    if buffers:
+        contents["buffers"] = partial(save_file, buffers)
     facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
     if model.link is not None:
         facts["optimizer"], tensors = describe_optimizers(model, model.link)
         contents["optimizer"] = partial(save_file, tensors)
     return Description(facts, contents)
+
+
+def _describe_space(model: MorphogeneticModel) -> Plain:
+    """Where and what a network may plant."""
+    return {
+        "modules": dict(model.slot_config.modules),
+        "blueprints": list(model.space.blueprint_ids[1:]),
+    }
 
 
 def _describe_tensors(host: nn.Module) -> Plain:
@@ -261,18 +273,19 @@ def rebuild_network(
     facts: Plain,
     contents: Mapping[str, bytes],
     path: Path,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[MorphogeneticModel], None] = lambda model: None,
 ) -> RebuiltNetwork:
     """The network that `describe_network` described, around a fresh host.
 
-    Errors name `path`. The host is as before if anything is wrong.
+    Errors name `path`; `check` may refuse the network while its slots are empty. The host is as
+    before if anything is wrong.
     """
     weights = {name: value.clone() for name, value in host.state_dict().items()}
     try:
         with fitting(path):
             _refuse_other_host(facts["host"], _describe_tensors(host))
-            check()
             model = _build_network(host, facts["network"])
+            check(model)
             _fill(model, facts["network"], contents)
             return RebuiltNetwork(model, read_snapshot(facts["optimizer"], contents, path))
     except Exception:
@@ -311,6 +324,8 @@ def _fill(model: MorphogeneticModel, network: Plain, contents: Mapping[str, byte
         for slot_id, saved in network["slots"].items():
             _fill_slot(model, slot_id, saved)
     _load_weights(model, load(contents["model"]))
+    if "buffers" in contents:
+        write_buffers(model, load(contents["buffers"]))
     model.births = network["births"]
     model.shadow_passes = network["shadow_passes"]
 

@@ -271,6 +271,25 @@ def run_grown(
     return fossils.grow(output, *args[1:], **kwargs)
 
 
+RECORDERS = "transformers.utils.output_capturing"
+"""Where the hooks come from that a model of transformers gives itself when it first runs."""
+
+
+def hook_before_recorders(module: nn.Module, hook: Any) -> None:
+    """Let a module end with a forward hook; what records its output comes after.
+
+    The recorders of transformers come with a model's first run. By the order of registration they
+    would see the output with what grew in a fresh model, and without it in one that has run.
+    """
+    module.register_forward_hook(hook, with_kwargs=True)
+    hooks = module._forward_hooks
+    recorders = [
+        key for key, other in hooks.items() if getattr(other, "__module__", "") == RECORDERS
+    ]
+    for key in recorders:
+        hooks[key] = hooks.pop(key)
+
+
 def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
     """Make `fossils` the last thing `site` does.
 
@@ -281,7 +300,7 @@ def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
             f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting"
         )
     site.add_module(CHILD, fossils)
-    site.register_forward_hook(run_grown, with_kwargs=True)
+    hook_before_recorders(site, run_grown)
 
 
 def whole(model: nn.Module) -> Any:

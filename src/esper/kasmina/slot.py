@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.copies.eligibility import Inheritance
+from esper.kasmina.seeds import hook_before_recorders
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
@@ -73,12 +74,16 @@ class SeedSlot(nn.Module):
         self.copied_params = -1
         self.seed: AnySeed | None
         self.register_module("seed", None)
-        self.register_buffer("alpha", torch.ones((), device=like.device, dtype=like.dtype))
+        # it follows the stage, so it is in no state dict: earlier weights leave it alone
+        alpha = torch.ones((), device=like.device, dtype=like.dtype)
+        self.register_buffer("alpha", alpha, persistent=False)
         self.state = SeedState()
         # whether the seed's output is blended in
         self.is_in_output = False
         # whether the seed is fully in, whatever its stage
         self.is_shadowed = False
+        # passes with gradients since the last step of a garden; compiled ones are not counted
+        self.passes = 0
         # whether state dicts carry the note
         self.is_noted = False
         self.gradient_ratio: float | None = None
@@ -110,6 +115,8 @@ class SeedSlot(nn.Module):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor:
         """Run the slot after the forward pass of the host's module."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.set_plain(passes=self.passes + 1)
         if self.seed is None and not len(self.fossils):
             return output
         if output.is_nested:
@@ -124,7 +131,7 @@ class SeedSlot(nn.Module):
 
         The module's state cannot be loaded without what grew there.
         """
-        site.register_forward_hook(self.hook, with_kwargs=True)
+        hook_before_recorders(site, self.hook)
         site.register_state_dict_post_hook(partial(_note_growth, self))
         site.register_load_state_dict_pre_hook(partial(_take_note, self))
 

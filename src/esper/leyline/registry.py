@@ -3,7 +3,7 @@
 The registries themselves are with the things they list.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from inspect import signature
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -26,6 +26,17 @@ def enter(
         raise NameTakenError(f"{what} already exists. Choose another name, or say replace=True.")
     known[key] = value
     return value
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names in the order given.
+
+    A set has none of its own, and Python orders it anew in every process: its names are sorted.
+
+    >>> in_order({"norm", "mlp"}), in_order(["norm", "mlp"])
+    (('mlp', 'norm'), ('norm', 'mlp'))
+    """
+    return tuple(sorted(names) if isinstance(names, set | frozenset) else names)
 
 
 def registering(

@@ -10,6 +10,7 @@ from typing import NoReturn
 from esper.leyline.errors import SettingError, is_number
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import SeedState, StageLengths
+from esper.leyline.registry import in_order
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class GrowthSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.lengths, StageLengths):
             self._refuse("lengths", "StageLengths")
+        if isinstance(self.blends, set | frozenset):
+            object.__setattr__(self, "blends", in_order(self.blends))
         if not is_number(self.scale_at_birth, 0):
             self._refuse("scale_at_birth", "finite and at least 0")
         if self.epochs is not None and not is_number(self.epochs, 1, is_whole=True):

@@ -1,0 +1,50 @@
+"""Whether training still runs the modules on which something grew."""
+
+from torch import nn
+
+from esper.garden import processes
+from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import HostError
+
+
+def refuse_unreached(model: MorphogeneticModel) -> None:
+    """Refuse what grew where no training pass of any process came since the last step.
+
+    It has learnt nothing, and the rest has learnt without it. Whoever calls the host itself, or
+    compiles it or a part of it, passes by what is counted, and is not judged.
+    """
+    totals: dict[str, int] = {}
+    for passes in processes.gather(lambda: _count_passes(model)):
+        if passes is None:
+            return
+        for slot_id, count in passes.items():
+            totals[slot_id] = totals.get(slot_id, 0) + count
+    for slot in model.ordered_slots:
+        has_grown = slot.seed is not None or len(slot.fossils) > 0
+        if has_grown and not totals[slot.slot_id]:
+            module = model.slot_config.modules[slot.slot_id]
+            raise HostError(
+                f"slot {slot.slot_id} sits on {module!r}, which no training pass has run since the "
+                f"last step: what grew there learns nothing, and the rest learns without it. "
+                f"Gradient checkpointing that runs a container's children by themselves does "
+                f"this, and so does use_reentrant=True on inputs without gradients. Let training "
+                f"call {module!r}: checkpoint it as a whole, with use_reentrant=False."
+            )
+
+
+def begin_epoch(model: MorphogeneticModel) -> None:
+    """Count what training runs from 0 again."""
+    model.examples = dict.fromkeys(model.examples, 0)
+    for slot in model.ordered_slots:
+        slot.set_plain(passes=0)
+
+
+def _count_passes(model: MorphogeneticModel) -> dict[str, int] | None:
+    """Training passes of each slot; None where they cannot be counted, or there were none."""
+    if not model.examples["training"] or any(map(_is_compiled, model.modules())):
+        return None
+    return {slot.slot_id: slot.passes for slot in model.ordered_slots}
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
