@@ -4,6 +4,7 @@ The loop is elsewhere.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -143,7 +144,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     read_started(run, "run")
     runfolder.require_plain(run)
     best = _read_best(run)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:
         copy_files(runfolder.network_folder(run, best.host), folder, best.digests)
