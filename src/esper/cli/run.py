@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from esper.cli.console import arms_table
@@ -55,9 +56,16 @@ def play(asked: Asked) -> None:
 
 
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
-    """Run the policy in `config.out`; a result per host, or None if the run was stopped."""
+    """Run the policy in `config.out`; a result per host, or None if the run was stopped.
+
+    A finished run that is resumed stays as it is.
+    """
     require_trackers(config.telemetry.track)
     say = teller(console)
+    finished = read_finished(config) if resume else None
+    if finished is not None:
+        say(f"{config.out} is finished: nothing is trained or written. A new run: another --out.")
+        return finished
     start = describe_start(config)
     devices = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out, fresh=not resume):
@@ -87,6 +95,21 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             return None
         runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
+
+
+def read_finished(config: RunConfig) -> list[ArmFinished] | None:
+    """The results of a run that is over and whole; None where something is left to do.
+
+    It is whole if its results can be read and the networks are those that it left.
+    """
+    runfolder.require_plain(config.out)
+    try:
+        end = runfolder.read_json(config.out / runfolder.RESULTS)
+        results = TypeAdapter(list[ArmFinished]).validate_python(end["results"])
+        is_whole = len(results) == config.hosts and end == _describe_end(config, results)
+    except (SaveError, OSError, LookupError, TypeError, ValueError):
+        return None
+    return results if is_whole else None
 
 
 def describe_start(config: RunConfig) -> dict[str, Any]:
