@@ -170,6 +170,20 @@ def test_an_agent_without_spaces_is_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_one_changed_bit_anywhere_is_refused(other, tmp_path):
+    path = tmp_path / "changed.safetensors"
+    whole = other.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(0, header, 7), *range(header, len(whole), len(whole) // 200)]:
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        with pytest.raises(SaveError, match=r"changed\.safetensors"):
+            esper.PPOAgent.load(path)
+    path.write_bytes(whole)
+    assert esper.PPOAgent.load(path)
+
+
 def test_an_agent_is_written_over_nothing_but_a_policy_file(grown, tmp_path):
     agent, _ = grown
     path = tmp_path / "mine.safetensors"
