@@ -49,6 +49,34 @@ def test_the_results_are_printed_as_json(capsys, tmp_path, whole):
     assert (code, [row["seed"] for row in json.loads(out)]) == (0, [0, 1])
 
 
+def all_files(folder):
+    return {
+        path.relative_to(folder): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes())
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_a_finished_run_that_is_resumed_does_nothing_and_says_so(capsys, tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = all_files(run)
+    code, out, err = call(capsys, "run", "--out", str(run), "--resume")
+    assert (code, err) == (0, "")
+    assert f"{run} is finished: nothing is trained or written. A new run: another --out." in out
+    assert out.count("heuristic") == 3  # the title and both hosts of the table
+    assert all_files(run) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["results.json", "networks/host-0/grown.py", "networks/host-1/weights.safetensors"]
+)
+def test_a_run_of_which_something_is_missing_is_finished_again(capsys, tmp_path, whole, name):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / name).unlink()
+    code, out, _ = call(capsys, "run", "--out", str(run), "--resume")
+    assert (code, "is finished" in out) == (0, False)
+    assert_same_run(run, whole)
+
+
 def test_settings_presets_and_files_reach_the_run(capsys, monkeypatch, tmp_path):
     taken = []
     monkeypatch.setattr("esper.cli.run.run_policy", lambda config, *rest: taken.append(config))

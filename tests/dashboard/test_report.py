@@ -127,7 +127,8 @@ def test_what_is_no_run_is_refused_and_nothing_is_written(tmp_path):
 
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path, monkeypatch):
     folder = grow_run(tmp_path / "run")
-    (tmp_path / "report.html").write_text("the old one")
+    write_report([folder], tmp_path / "report.html")
+    old = (tmp_path / "report.html").read_bytes()
 
     def fail(*paths):
         raise OSError(28, "No space left on device")
@@ -135,7 +136,46 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path, monkeypat
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(SaveError, match="No space"):
         write_report([folder], tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == "the old one"
+    assert (tmp_path / "report.html").read_bytes() == old
+
+
+def test_a_report_replaces_an_older_one(tmp_path):
+    folder, out = grow_run(tmp_path / "run"), tmp_path / "report.html"
+    write_report([folder], out)
+    first = out.read_bytes()
+    append(folder, {"type": "HostRolledBack", "host": 0, "epoch": 3, "reason": "again"})
+    write_report([folder], out)
+    assert out.read_bytes() != first
+
+
+def test_a_report_is_never_written_over_a_runs_events(tmp_path, capsys):
+    folder = grow_run(tmp_path / "run")
+    events = folder / "events-0.jsonl"
+    before = events.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(folder), "--out", str(events)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "only a report of esper report is replaced" in said
+    assert events.read_bytes() == before
+
+
+@pytest.mark.parametrize("put", ["link", "pipe", "folder", "page"])
+def test_a_report_is_written_over_nothing_but_a_report(tmp_path, put):
+    folder, out = grow_run(tmp_path / "run"), tmp_path / "out.html"
+    (tmp_path / "mine").write_text("mine")
+    {
+        "link": lambda: out.symlink_to(tmp_path / "mine"),
+        "pipe": lambda: os.mkfifo(out),
+        "folder": out.mkdir,
+        "page": lambda: out.write_text("<!doctype html><title>mine</title>"),
+    }[put]()
+    before = out.lstat()
+    with pytest.raises(SaveError, match=r"out\.html is .* and stays as it is.*another path"):
+        write_report([folder], out)
+    assert (out.lstat().st_ino, out.lstat().st_size) == (before.st_ino, before.st_size)
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_running_run_can_be_reported_on(tmp_path):

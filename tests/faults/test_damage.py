@@ -153,7 +153,7 @@ PLAN = "schedule:epochs=0+2:places=r0c0.lora+r0c1.lora"
 )
 def test_a_forged_memory_of_a_rule_is_one_error(tmp_path, policy):
     """Some of what is wrong shows only decisions later, when the rule has a use for it."""
-    config = grown_runs.configured(tmp_path / "run", policy=policy, hosts=1, task__epochs=3)
+    config = grown_runs.configured(tmp_path / "run", policy=policy, hosts=1, task__epochs=4)
     grown_runs.stopped(config, 2)
     episodes, (decider,) = build(config)
     EpochSaves(config.out, episodes.population, [decider], NullSink(), config.digest()).restore()

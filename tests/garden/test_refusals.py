@@ -313,6 +313,10 @@ def test_a_decay_that_is_no_number_is_refused(decay):
     ("name", "value"),
     [
         ("lengths", 3),
+        ("kinds", None),
+        ("kinds", ["layer1"]),
+        ("kinds", {"layer1": 3}),
+        ("kinds", {1: "image"}),
         ("seed", "0"),
         ("seed", 0.5),
         ("prunes", "no"),

@@ -243,6 +243,18 @@ def test_a_checkpoint_can_be_read_without_unpickling(tmp_path):
     assert "manifest.json" in checkpoint["garden"]
 
 
+@pytest.mark.parametrize("name", ["{}/evil", "../evil"])
+def test_a_checkpoint_writes_nothing_outside(tmp_path, name):
+    fit(tmp_path, make_garden(), epochs=1)
+    path = tmp_path / "epoch=0.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["garden"][name.format(tmp_path)] = torch.zeros(3, dtype=torch.uint8)
+    torch.save(checkpoint, path)
+    with pytest.raises(SaveError, match="not a plain file name, and nothing was written"):
+        fit(tmp_path / "again", make_garden(), ckpt_path=path)
+    assert not (tmp_path / "evil").exists()
+
+
 def test_what_would_not_know_of_seeds_is_refused(tmp_path):
     averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(1e-3)
     with pytest.raises(SettingError, match=r"StochasticWeightAveraging .*garden\.ema"):

@@ -4,6 +4,7 @@ rebuilt where esper cannot be imported, and never broken code.
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ from torch import nn
 
 import esper
 from esper.kasmina.blueprints import REGISTRY, blueprint
-from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.errors import BlueprintError, HostError, SaveError
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
 from kasmina.test_harvesting import GATED, LINEAR, TOKENS, Taken, grown, output
@@ -307,6 +308,33 @@ def test_a_harvest_that_is_refused_writes_nothing(tmp_path):
     with pytest.raises(HostError):
         garden.export(tmp_path / "out")
     assert not list((tmp_path / "out").glob("*"))
+
+
+# -- files that are there --------------------------------------------------------------------------
+
+
+def test_an_export_replaces_an_older_one(tmp_path):
+    own_garden(["attention"]).export(tmp_path)
+    garden = own_garden(["norm"])
+    garden.export(tmp_path)
+    assert torch.equal(
+        output(graft_here(tmp_path, CNN()), IMAGES), output(garden.harvest(), IMAGES)
+    )
+
+
+def put_tensors(path):
+    save_file({"mine": torch.zeros(1)}, path)
+
+
+@pytest.mark.parametrize("name", ["grown.py", "weights.safetensors"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, put_tensors], ids=lambda put: put.__name__)
+def test_an_export_is_written_over_nothing_but_an_export(tmp_path, name, put):
+    put(tmp_path / name)
+    before = (tmp_path / name).stat()
+    with pytest.raises(SaveError, match=f"{name} is .* and stays as it is.*another path"):
+        own_garden(["norm"]).export(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).stat() == before
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -245,3 +245,11 @@ def test_looking_and_counting_leave_running_statistics_alone(blueprints):
     assert garden.books.flops is not None
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("pattern", ["leyer1", "nothing.*", "("])
+def test_a_pattern_of_kinds_that_no_module_has_is_refused(pattern):
+    host = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(UnknownNameError, match=r"^unknown module or pattern .*esper\.inspect"):
+        find_places(host, torch.zeros(2, 4), {"0": "vector", pattern: "vector"})
+    assert find_places(host, torch.zeros(2, 4), {"*": "vector"})

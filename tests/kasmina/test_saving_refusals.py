@@ -118,6 +118,14 @@ def test_a_manifest_that_is_not_ours_is_refused(save, text):
     refuse(save, SaveError, "is damaged")
 
 
+@pytest.mark.parametrize("text", ['{"name": "my web site", "icons": []}', "[1, 2]"])
+def test_a_manifest_of_another_program_is_not_written_over(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(SaveError, match="another file and stays as it is: only a list of Esper"):
+        grow_cnn().save(tmp_path)
+    assert (tmp_path / "manifest.json").read_text() == text
+
+
 def test_a_folder_without_a_save_is_refused(tmp_path):
     refuse(tmp_path, SaveError, "manifest.json .*garden.save")
 

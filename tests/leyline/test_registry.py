@@ -38,6 +38,11 @@ def test_a_setting_that_is_wrong_is_named(part, said):
         read_settings("it", [part], build)
 
 
+def test_a_setting_that_is_given_twice_is_refused():
+    with pytest.raises(SettingError, match=r"^it has share twice, .* Leave one out\.$"):
+        read_settings("it", ["share=0.5", "width=3", "share=0.1"], build)
+
+
 def test_a_name_is_entered_once_unless_one_says_so():
     known = {}
     thing = registering(known, "thing", reserved=("all",))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import pytest
 
 from esper.leyline.errors import SaveError
 from esper.storage.files import (
+    FileKind,
     digest,
+    has_mark,
+    is_plain_name,
     make_folder,
     open_plain,
     read_plain,
+    require_replaceable,
     sweep,
     write_durably,
     write_files,
@@ -196,3 +201,75 @@ def test_only_regular_files_are_read(folder, tmp_path):
         with pytest.raises(OSError, match=r"."):
             open_plain(folder / name)
     assert read_plain(folder / "a") == b"x"
+
+
+# -- what may be written ---------------------------------------------------------------------------
+
+LEAD_ELSEWHERE = (
+    *("", ".", "..", "../a", "..\\a", "a/b", "a\\b", "/etc/passwd", "a/../../b", "a..b"),
+    *("C:a", "c:\\a", "\\\\host\\a", "a\0b", ".new-a", "a\nb"),
+    *(None, 3, b"a", Path("a")),
+)
+REPORT = FileKind("a report", has_mark("<report>"))
+
+
+@pytest.mark.parametrize("name", LEAD_ELSEWHERE, ids=repr)
+def test_a_name_that_may_lead_elsewhere_is_not_plain_and_nothing_is_written(folder, name):
+    assert not is_plain_name(name)
+    with pytest.raises(SaveError, match="not a plain file name, and nothing was written"):
+        write_files(folder, {"a": b"1", name: b"2"})
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "garden-model-4.safetensors", "a b", "ä", "a.b"])
+def test_a_name_in_a_folder_is_plain(folder, name):
+    assert is_plain_name(name)
+    write_files(folder, {name: b"1"})
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def put_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+PUT = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a socket": put_socket,
+    "a symbolic link": lambda path: path.symlink_to(path.with_name("old")),
+    "another file": lambda path: path.write_text("mine"),
+}
+
+
+@pytest.mark.parametrize("found", PUT)
+def test_what_a_user_names_and_is_not_of_its_kind_stays(tmp_path, monkeypatch, found):
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    (tmp_path / "old").write_text("<report> of before")
+    path = Path("named")
+    PUT[found](path)
+    before = path.lstat()
+    with pytest.raises(SaveError, match=f"^named is {found} .*only a report is .*another path"):
+        require_replaceable(path, REPORT)
+    assert path.lstat().st_ino == before.st_ino
+    require_replaceable(tmp_path / "old", REPORT)
+    require_replaceable(tmp_path / "new", REPORT)
+
+
+def test_a_device_is_not_replaced():
+    for kind in (None, REPORT):
+        with pytest.raises(SaveError, match="/dev/null is a device and stays as it is"):
+            require_replaceable(Path("/dev/null"), kind)
+
+
+@GIVEN
+@pytest.mark.parametrize("found", ["a pipe", "a folder", "a socket"])
+def test_no_write_replaces_what_is_no_file(tmp_path, monkeypatch, given, found):
+    monkeypatch.chdir(tmp_path)
+    path = Path("named")
+    PUT[found](path)
+    form = stat.S_IFMT(path.lstat().st_mode)
+    with pytest.raises(SaveError, match=f"named is {found} .*only a regular file"):
+        write_durably(path, given(b"new"))
+    assert stat.S_IFMT(path.lstat().st_mode) == form
+    assert [left.name for left in tmp_path.iterdir()] == ["named"]

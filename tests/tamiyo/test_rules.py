@@ -5,6 +5,7 @@ what they choose from given masks and reports, and how ties are broken.
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -33,10 +34,9 @@ from esper.tamiyo.rules import (
     Never,
     Random,
     Schedule,
-    ScriptedOp,
     Sham,
-    script_of,
 )
+from esper.tamiyo.scripts import ScriptedOp, script_of
 from esper.tamiyo.signals import Signals
 from esper.telemetry.events import ActionTaken, GrowthHint, StageChanged
 
@@ -284,16 +284,45 @@ def price(facts, slot, blueprint):
     return facts.cheapest_blend(slot, facts.space.blueprint_index(blueprint)).price
 
 
-def test_the_heuristic_plants_within_its_share_or_the_smallest_seed_of_all():
+@pytest.mark.parametrize("name", ["schedule:epochs=99", "random:epochs=1+6", "schedule:epochs=6"])
+def test_epochs_at_which_nothing_is_decided_any_more_are_refused(name):
+    number = re.findall(r"\d+", name)[-1]
+    with pytest.raises(SettingError, match=rf"^epochs has {number}, .* are 0 to 5\. Name earlier"):
+        make_policy(name, facts_of(6))
+    assert make_policy(name, facts_of(100)).rule.epochs[-1] == int(number)
+    assert make_policy(name, FACTS).rule.epochs[-1] == int(number)
+
+
+def test_the_usual_epochs_may_be_more_than_a_short_episode_has():
+    assert make_policy("schedule", facts_of(2)).rule.epochs == (1, 2, 3)
+    assert make_policy("random:epochs=1+5", facts_of(6)).rule.epochs == (1, 5)
+
+
+def test_the_heuristic_plants_within_its_share_or_not_at_all():
     facts = facts_of(budget=100_000)
     costs = [
         price(facts, slot, name)
         for slot in range(3)
         for name in ("conv_light", "conv_small", "norm")
     ]
-    for share, expected in ((1.0, max(costs)), (0.0, min(costs))):
+    room = facts.most_room
+    for share, expected in ((1.0, max(costs)), (min(costs) / room, min(costs))):
         chosen = choose(Heuristic(facts, share=share), facts)
         assert facts.cheapest_blend(*chosen[1:3]).price == expected
+    # what was planted has left too little: a share that was given is a limit
+    full = reports_of(r0c0={"stage": SeedStage.BLENDING, "params": room - 1000})
+    assert choose(Heuristic(facts, share=min(costs) / room), facts, full) == WAIT
+    assert choose(Heuristic(facts), facts, full) != WAIT
+
+
+def test_a_share_that_is_too_small_for_every_seed_is_refused():
+    facts = facts_of(budget=5_000)
+    least = min(price(facts, slot, "norm") for slot in range(3))
+    with pytest.raises(
+        SettingError, match=rf"^share of heuristic is 1e-05, .* smallest seed has {least}\. Give"
+    ):
+        make_policy("heuristic:share=0.00001", facts)
+    assert Heuristic(facts, share=least / facts.most_room)
 
 
 @pytest.mark.parametrize("live", [0, 40])

@@ -15,7 +15,8 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
 from esper.tamiyo.policies import RulePolicy
-from esper.tamiyo.rules import Heuristic, Sham, script_of
+from esper.tamiyo.rules import Heuristic, Sham
+from esper.tamiyo.scripts import script_of
 from esper.telemetry.events import ActionTaken, SeedMeasured, StageChanged
 
 STAGES = ["GERMINATED", "BLENDING", "PROBATIONARY", "FOSSILIZED", "DORMANT"]

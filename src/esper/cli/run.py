@@ -4,12 +4,14 @@ The loop is elsewhere.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from esper.cli.console import arms_table
@@ -54,9 +56,16 @@ def play(asked: Asked) -> None:
 
 
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
-    """Run the policy in `config.out`; a result per host, or None if the run was stopped."""
+    """Run the policy in `config.out`; a result per host, or None if the run was stopped.
+
+    A finished run that is resumed stays as it is.
+    """
     require_trackers(config.telemetry.track)
     say = teller(console)
+    finished = read_finished(config) if resume else None
+    if finished is not None:
+        say(f"{config.out} is finished: nothing is trained or written. A new run: another --out.")
+        return finished
     start = describe_start(config)
     devices = map_hosts(config.hosts, parse_devices(config.devices))
     with runfolder.only_writer(config.out, fresh=not resume):
@@ -86,6 +95,21 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             return None
         runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
+
+
+def read_finished(config: RunConfig) -> list[ArmFinished] | None:
+    """The results of a run that is over and whole; None where something is left to do.
+
+    It is whole if its results can be read and the networks are those that it left.
+    """
+    runfolder.require_plain(config.out)
+    try:
+        end = runfolder.read_json(config.out / runfolder.RESULTS)
+        results = TypeAdapter(list[ArmFinished]).validate_python(end["results"])
+        is_whole = len(results) == config.hosts and end == _describe_end(config, results)
+    except (SaveError, OSError, LookupError, TypeError, ValueError):
+        return None
+    return results if is_whole else None
 
 
 def describe_start(config: RunConfig) -> dict[str, Any]:
@@ -143,7 +167,7 @@ def export_run(run: Path, folder: Path) -> dict[str, Any]:
     read_started(run, "run")
     runfolder.require_plain(run)
     best = _read_best(run)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SaveError(f"{folder} already exists; choose another --to.")
     try:
         copy_files(runfolder.network_folder(run, best.host), folder, best.digests)

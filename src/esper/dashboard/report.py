@@ -18,12 +18,17 @@ from esper.dashboard.payload import curves, encode, episode_data, header, plain,
 from esper.dashboard.reader import RunReader, is_run, open_run
 from esper.dashboard.standings import arms_of, standings
 from esper.leyline.errors import SaveError
-from esper.storage.files import write_durably
+from esper.storage.files import FileKind, has_mark, require_replaceable, write_durably
 from esper.storage.runfolder import CONFIG, GARDEN_COMMAND
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8
 """Hosts whose timelines are drawn, per run."""
+
+REPORT = FileKind(
+    "a report of esper report", has_mark('<meta name="generator" content="esper report">')
+)
+"""A report is known again by a line of its head."""
 
 
 class Recipe(NamedTuple):
@@ -36,8 +41,10 @@ class Recipe(NamedTuple):
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """Write one page about the runs.
 
-    It has configuration, curves, timelines, ledger, gates, scores, and how to do it again.
+    It has configuration, curves, timelines, ledger, gates, scores, and how to do it again. What
+    stands at `out` and is no report is refused.
     """
+    require_replaceable(out, REPORT)
     if not runs:
         raise SaveError("a report needs at least one run folder.")
     names = [path.resolve().name for path in runs]

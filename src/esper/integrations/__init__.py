@@ -4,13 +4,18 @@ Each module needs its framework and is imported by its own name. Only what a fra
 differently comes in; what a garden measures, decides or saves stays in `garden`.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from esper.garden.garden import Garden
 from esper.garden.measuring import Evaluate
 from esper.garden.processes import is_first
-from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.errors import EsperError, SaveError, SettingError
+from esper.storage.files import write_files
 
 GARDEN = "garden"
 """Folder of the garden inside a framework's own checkpoint."""
@@ -31,6 +36,29 @@ def require(framework: str) -> None:
             f"esper.integrations.{framework} needs {framework} ({problem}); pip "
             f"install {framework}."
         ) from problem
+
+
+def pack(folder: Path) -> dict[str, torch.Tensor]:
+    """The files of a folder as tensors of bytes, to lie in a framework's own checkpoint."""
+    return {
+        file.name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+        for file in sorted(folder.iterdir())
+    }
+
+
+def unpack(files: Any, folder: Path) -> None:
+    """Write what `pack` made into a folder; anything else is refused before a byte is written.
+
+    A checkpoint may come from anybody: a name in it must not lead out of the folder.
+    """
+    contents = files if isinstance(files, Mapping) else {GARDEN: files}
+    for name, content in contents.items():
+        if not isinstance(content, torch.Tensor) or content.dtype != torch.uint8:
+            raise SaveError(
+                f"the checkpoint's garden has {str(name)!r} as a {type(content).__name__} instead "
+                f"of bytes. Use a checkpoint that Esper's callback wrote."
+            )
+    write_files(folder, {name: part.cpu().numpy().tobytes() for name, part in contents.items()})
 
 
 class Stepper:

@@ -7,9 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
-from esper.integrations import GARDEN, UNAWARE, Stepper, require
+from esper.integrations import GARDEN, UNAWARE, Stepper, pack, require, unpack
 from esper.leyline.errors import SaveError, SettingError
 
 require("lightning")
@@ -115,20 +113,14 @@ class GrowthCallback(Stepper, Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Put the files of the garden into a checkpoint."""
-        contents: dict[str, torch.Tensor] = {}
         with TemporaryDirectory() as folder:
             # of several processes the first one writes
-            for file in sorted(self.garden.save(folder).iterdir()):
-                contents[file.name] = torch.frombuffer(
-                    bytearray(file.read_bytes()), dtype=torch.uint8
-                )
-        checkpoint[GARDEN] = contents
+            checkpoint[GARDEN] = pack(self.garden.save(folder))
 
     def _restore(self) -> None:
         """Restore the garden from the files that came with a checkpoint."""
         with TemporaryDirectory() as folder:
-            for name, content in (self.saved or {}).items():
-                Path(folder, name).write_bytes(content.cpu().numpy().tobytes())
+            unpack(self.saved or {}, Path(folder))
             self.garden.restore(folder)
 
 

@@ -23,11 +23,21 @@ from esper.kasmina.proving import find_difference
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
 from esper.leyline.errors import BlueprintError, HostError
 from esper.storage.claims import claimed
-from esper.storage.files import make_folder, naming_failures, sweep, write_files
+from esper.storage.files import (
+    FileKind,
+    has_mark,
+    make_folder,
+    metadata_of,
+    naming_failures,
+    require_replaceable,
+    sweep,
+    write_files,
+)
 
 # The files of an exported network.
 WEIGHTS = "weights.safetensors"
 SOURCE = "grown.py"
+_METADATA = {"esper": "exported network"}
 
 
 class FossilEntry(TypedDict):
@@ -55,8 +65,10 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """Write the harvested weights and `grown.py`.
 
     `graft(model)` of that file rebuilds the network without esper. The file is run here first: one
-    that cannot work is never written.
+    that cannot work is never written. Files of these names that are no export are refused.
     """
+    for name, kind in _KINDS.items():
+        require_replaceable(folder / name, kind)
     if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
         raise HostError(
             "this host was harvested and grew again: earlier fossils have no source to export. "
@@ -65,12 +77,12 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     grown = prove_harvest(model)
     _prove(render_source(model, grown.members, ""), model, grown)
     network = seeds.whole(grown.network)
+    weights = {WEIGHTS: lambda path: save_model(network, str(path), dict(_METADATA))}
     with naming_failures(folder):
         make_folder(folder)
     with claimed(folder / SOURCE):
         sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-        digests = write_files(folder, {WEIGHTS: lambda path: save_model(network, str(path))})
-        source = render_source(model, grown.members, digests[WEIGHTS])
+        source = render_source(model, grown.members, write_files(folder, weights)[WEIGHTS])
         write_files(folder, {SOURCE: source.encode()})
     return folder
 
@@ -340,3 +352,12 @@ def graft(model, weights=None):
     load_model(whole(model), str(path))
     return model
 '''
+
+# How the files of an older export are known again.
+_KINDS = {
+    SOURCE: FileKind("a grown.py that Esper exported", has_mark(_TEMPLATE.partition("\n")[0])),
+    WEIGHTS: FileKind(
+        "a file of weights that Esper exported",
+        lambda file: metadata_of(file).items() >= _METADATA.items(),
+    ),
+}

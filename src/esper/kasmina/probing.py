@@ -196,9 +196,11 @@ def find_places(
     """Every sub-module that runs on `example`, with whether a slot fits its output.
 
     They are in the order of execution. `kinds` says by name or pattern what features are, where
-    their shape does not.
+    their shape does not; a pattern that no module has is refused.
     """
     modules = {name: module for name, module in model.named_modules() if name}
+    for pattern in kinds or {}:
+        _require_names(pattern, modules)
     try:
         calls = record_calls(model, example, modules)
     except Exception as problem:
@@ -355,6 +357,15 @@ def find_names(pattern: str, names: Iterable[str]) -> set[str]:
         return set()
 
 
+def _require_names(pattern: str, names: Iterable[str]) -> set[str]:
+    """The module names meant by a pattern; one without any is refused."""
+    meant = find_names(pattern, names)
+    if not meant:
+        advice = "See esper.inspect(model, example)."
+        raise UnknownNameError("module or pattern", pattern, names, advice)
+    return meant
+
+
 def _matches_parts(name: str, pattern: str) -> bool:
     """Whether a shell pattern matches a name part by part, so that * does not cross a dot."""
     name_parts = name.split(".")
@@ -376,10 +387,7 @@ def choose_places(
     problems |= {place.name: place.problem for place in places}
     chosen: set[str] = set()
     for pattern in patterns:
-        meant = find_names(pattern, names)
-        if not meant:
-            advice = "See esper.inspect(model, example)."
-            raise UnknownNameError("module or pattern", pattern, names, advice)
+        meant = _require_names(pattern, names)
         fitting = {name for name in meant if problems[name] is None}
         if not fitting:
             misfits = "; ".join(f"{name}: {problems[name]}" for name in sorted(meant))

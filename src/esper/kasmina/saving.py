@@ -39,9 +39,9 @@ from esper.leyline.errors import HostError, SaveError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
-from esper.storage.files import Content
+from esper.storage.files import Content, require_replaceable
 from esper.storage.runfolder import MANIFEST
-from esper.storage.store import NewFile, Plain, Store, fitting
+from esper.storage.store import MANIFEST_FILE, NewFile, Plain, Store, fitting
 
 
 class Description(NamedTuple):
@@ -95,9 +95,11 @@ def save_network(
     """Write model, optimiser, averages and `extra`, which is plain data of the caller's.
 
     A `pending` state of an optimiser that is not attached yet is written as it was read. A host of
-    which a part grows in another garden is refused: nothing could load it.
+    which a part grows in another garden is refused: nothing could load it. Another program's file
+    in place of the manifest is refused.
     """
     _refuse_other_gardens(model)
+    require_replaceable(folder / MANIFEST, MANIFEST_FILE)
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"] = pending.facts

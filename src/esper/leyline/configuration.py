@@ -100,7 +100,9 @@ def read_json(path: str | Path) -> Any:
             text = file.read(_LONGEST + 1)
         if len(text) > _LONGEST:
             raise ValueError(f"it has more than {_LONGEST:,} letters")
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object_of)
+    except SettingError as problem:
+        raise SettingError(f"{path}: {problem}") from None
     except OSError as problem:
         raise SettingError(
             f"cannot read the configuration {path}: {problem.strerror}."
@@ -109,6 +111,18 @@ def read_json(path: str | Path) -> Any:
         raise SettingError(
             f"{path} is not JSON: {problem}. Write an object of keys and values."
         ) from problem
+
+
+def _object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; one that has a key twice is refused, since only one value would hold."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise SettingError(
+                f"the key {key!r} is there twice, and only one of them can hold. Leave one out."
+            )
+        values[key] = value
+    return values
 
 
 def read_setting(text: str) -> tuple[str, Any]:
@@ -122,7 +136,9 @@ def read_setting(text: str) -> tuple[str, Any]:
 def read_value(text: str) -> Any:
     """JSON where it can be, else the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object_of)
+    except SettingError:
+        raise
     except (ValueError, RecursionError):
         return text
 

@@ -62,7 +62,7 @@ def registering(
 
 
 def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) -> dict[str, Any]:
-    """Checked settings for `build` from texts like "share=0.5"; lists are joined by +."""
+    """Checked settings for `build` from texts like "share=0.5", each once; + joins lists."""
     hints = get_type_hints(build, include_extras=True)
     types = {
         key: hints.get(key, type(parameter.default))
@@ -75,6 +75,10 @@ def read_settings(name: str, parts: Sequence[str], build: Callable[..., Any]) ->
         if key not in types:
             raise UnknownNameError(
                 f"setting of {name}", key, types, f"Write {name}:KEY=VALUE:KEY=VALUE."
+            )
+        if key in settings:
+            raise SettingError(
+                f"{name} has {key} twice, and only one of them can hold. Leave one out."
             )
         value = text.split("+") if _is_list(types[key]) else text
         try:

@@ -53,6 +53,8 @@ class GrowthSettings:
             self._refuse("scale_at_birth", "finite and at least 0")
         if self.epochs is not None and not is_number(self.epochs, 1, is_whole=True):
             self._refuse("epochs", "whole, at least 1, or None")
+        if not _names_kinds(self.kinds):
+            self._refuse("kinds", "a dict of module names or patterns and what features are")
         if not is_number(self.seed, is_whole=True):
             self._refuse("seed", "a whole number")
         if self.prunes not in (True, False):
@@ -63,6 +65,13 @@ class GrowthSettings:
     def _refuse(self, name: str, rule: str) -> NoReturn:
         value = getattr(self, name)
         raise SettingError(f"GrowthSettings.{name} must be {rule}, got {value!r}.")
+
+
+def _names_kinds(kinds: object) -> bool:
+    """Whether this is a dict of texts, as a save gives it back."""
+    if not isinstance(kinds, Mapping):
+        return False
+    return all(isinstance(text, str) for pair in kinds.items() for text in pair)
 
 
 @dataclass(frozen=True)

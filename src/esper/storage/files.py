@@ -5,6 +5,7 @@ Every write that matters goes through here; what a save is, the store knows.
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -26,6 +28,16 @@ Content = bytes | Callable[[Path], None]
 MOST_BYTES = 2**27
 """A file that is read whole and is larger than this was not written by Esper."""
 
+_HEAD = 4096  # bytes in which a text of Esper's says what it is
+_FORMS = {
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFREG: "another file",
+    stat.S_IFSOCK: "a socket",
+}
 _LEFTOVER = re.compile(r"\.new-[0-9a-f]{32}-(.+)", re.DOTALL)
 
 
@@ -35,14 +47,25 @@ def write_durably(path: Path, content: Content) -> str:
     A reader finds the old content or the new one, after a power cut too.
     """
     sweep(path.parent, lambda name: name == path.name)
-    return write_files(path.parent, {path.name: content})[path.name]
+    return _write_all(path.parent, {path.name: content})[path.name]
 
 
 def write_files(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]:
     """Put files into a folder and return the sha256 of each name.
 
-    Each file is whole, and all of them are durable when this returns.
+    Each file is whole, and all of them are durable when this returns. A name that leads out of the
+    folder is refused before anything is written.
     """
+    for name in contents:
+        if not is_plain_name(name):
+            raise SaveError(
+                f"cannot save {str(name)!r} in {folder}: it is not a plain file name, and nothing "
+                "was written. Use a save that Esper wrote."
+            )
+    return _write_all(folder, contents)
+
+
+def _write_all(folder: Path, contents: Mapping[str, Content]) -> dict[str, str]:
     digests = {}
     for name, content in contents.items():
         with naming_failures(folder / name):
@@ -75,6 +98,78 @@ def copy_files(source: Path, folder: Path, digests: Mapping[str, str]) -> None:
         _discard(beside)
 
 
+# -- what may be written ---------------------------------------------------------------------------
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether this names a file in the folder that it is put into, and nowhere else.
+
+    Whoever reads names from a manifest or a checkpoint asks this.
+    """
+    if not isinstance(name, str) or not name or name.startswith(".") or ".." in name:
+        return False
+    is_one_part = not any(letter in name for letter in "/\\\0") and not PureWindowsPath(name).drive
+    return is_one_part and name.isprintable()
+
+
+class FileKind(NamedTuple):
+    """A kind of file that Esper writes where the user says."""
+
+    words: str
+    """what it is, as in "a report of esper report" """
+    is_one: Callable[[BufferedReader], bool]
+    """whether an opened file is one"""
+
+
+def has_mark(mark: str) -> Callable[[BufferedReader], bool]:
+    """What tells whether an opened text has a mark near its beginning."""
+    return lambda file: mark.encode() in file.read(_HEAD)
+
+
+def metadata_of(file: BufferedReader) -> dict[str, Any]:
+    """What an opened safetensors file says of itself; nothing where it is no such file."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > MOST_BYTES:
+        return {}
+    try:
+        return dict(json.loads(file.read(size))["__metadata__"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+
+
+def require_replaceable(path: Path, kind: FileKind | None = None) -> None:
+    """Refuse a path where something stands that a write would destroy.
+
+    A path that the user names has a `kind`: only a new path, or a regular file of that kind, is
+    written to. A file with a name of Esper's in a folder of Esper's has none: any regular file is
+    replaced, and so is a link, which is never written through.
+    """
+    try:
+        form = stat.S_IFMT(os.lstat(path).st_mode)
+    except OSError:  # it is new, or the write says what is wrong
+        return
+    if kind is None and form in (stat.S_IFREG, stat.S_IFLNK):
+        return
+    if kind is not None and form == stat.S_IFREG and _is_of(path, kind):
+        return
+    rule = "a regular file" if kind is None else kind.words
+    raise SaveError(
+        f"{path} is {_FORMS.get(form, 'no file')} and stays as it is: only {rule} is replaced. "
+        "Move it away, or name another path."
+    )
+
+
+def _is_of(path: Path, kind: FileKind) -> bool:
+    try:
+        with open_plain(path) as file:
+            return kind.is_one(file)
+    except OSError:
+        return False
+
+
+# -- reading, copying, removing --------------------------------------------------------------------
+
+
 @contextmanager
 def reading(path: Path, sha256: str | None = None) -> Iterator[BufferedReader]:
     """A regular file, opened; refused where it has another sha256 than the one that is known."""
@@ -105,6 +200,7 @@ def _beside(path: Path) -> Path:
 
 def _replace(path: Path, content: Content) -> str:
     """Write beside the file, make that durable, then move it over the file; its sha256."""
+    require_replaceable(path)
     beside = _beside(path)
     # a function gets a folder for itself, because it may write beside its path
     temporary = beside if isinstance(content, bytes) else beside / path.name

@@ -21,11 +21,12 @@ from pydantic import TypeAdapter
 from esper.leyline.errors import EsperError, SaveError, complain
 from esper.storage import files as disk
 from esper.storage.claims import Claim, claimed, lock_of, noted
-from esper.storage.files import Content
+from esper.storage.files import Content, FileKind, has_mark
 
 FORMAT = 3
 MOST_READS = 1000  # of a folder that is saved to again each time that it is read
-_PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
+MANIFEST_FILE = FileKind("a list of Esper's saves", has_mark('"sha256"'))
+"""A manifest is known again by its checksum, whatever its format."""
 Plain = dict[str, Any]
 
 
@@ -350,7 +351,7 @@ class Store:
         if self.best_by is not None and not isinstance(generation.facts[self.best_by], int | float):
             raise ValueError(f"{self.best_by} is not a number")
         for name in generation.names:
-            if not (_PLAIN_NAME.fullmatch(name) and name.isprintable()):
+            if not disk.is_plain_name(name):
                 raise ValueError(f"{name!r} is not a plain file name")
 
 

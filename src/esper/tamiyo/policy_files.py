@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.leyline.factored_actions import ActionSpace
+from esper.storage.files import FileKind, metadata_of
 from esper.storage.store import fitting
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 from esper.tamiyo.observation import feature_names
@@ -26,6 +27,10 @@ from esper.tamiyo.policies import NetworkPolicy
 FORMAT = 4
 MOST_WIDTH = 16384  # of a layer of a policy: a small file must not ask for any memory there is
 NETWORK = "network."  # begins the names of the weights
+POLICY_FILE = FileKind(
+    "a policy file of Esper's", lambda file: {"esper", "sha256"} <= metadata_of(file).keys()
+)
+"""A policy file is known again by the plain data and the digest in its metadata."""
 Tensors = Mapping[str, Tensor]
 Network = TypeVar("Network", bound=RecurrentActorCritic)
 

@@ -12,13 +12,14 @@ from pydantic import Field
 
 from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
+from esper.leyline.factored_actions import OP_FOSSILIZE, OP_GERMINATE, ActionSpace, Choice
 from esper.leyline.registry import registering
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import WAIT, Reports, RulePolicy
+from esper.tamiyo.scripts import ScriptedOp, has_waited, script_of
 from esper.tamiyo.shortage import add_losses, lacks_data
 from esper.tamiyo.signals import Signals
-from esper.telemetry.events import ActionTaken, Event, SeedMeasured, StageChanged
+from esper.telemetry.events import Event
 
 Memory = dict[str, Any]
 RuleType = TypeVar("RuleType")
@@ -37,14 +38,6 @@ class PricedBlend:
 
     price: int
     index: int
-
-
-class ScriptedOp(NamedTuple):
-    """One op of a script for `Sham`: the decision at which it is due, the op, the slot."""
-
-    decision: int
-    op: int
-    slot: int
 
 
 @dataclass(frozen=True)
@@ -146,8 +139,20 @@ rollback, do not count.
 """
 Places = Annotated[tuple[Annotated[str, Field(pattern=r"^\w+\.\w+$")], ...], Field(min_length=1)]
 """Slot and blueprint of each planting, as in r0c1.norm."""
+_USUAL_EPOCHS = (1, 2, 3)
+_USUAL_SHARE = 0.75
 Part = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _require_within(epochs: Epochs, horizon: int | None) -> None:
+    """Refuse epochs of the user's at which nothing is decided any more; the usual ones may be."""
+    late = [epoch for epoch in epochs if horizon is not None and epoch >= horizon]
+    if late and tuple(epochs) != _USUAL_EPOCHS:
+        raise SettingError(
+            f"epochs has {late[0]}, and the decisions of this episode are 0 to "
+            f"{(horizon or 0) - 1}. Name earlier epochs, or train longer."
+        )
 
 
 @dataclass(frozen=True)
@@ -160,11 +165,12 @@ class Schedule:
     """
 
     facts: HostFacts
-    epochs: Epochs = (1, 2, 3)
+    epochs: Epochs = _USUAL_EPOCHS
     blueprint_id: str | None = None
     places: Places | None = None
 
     def __post_init__(self) -> None:
+        _require_within(self.epochs, self.facts.horizon)
         if self.blueprint_id is not None:
             self.facts.space.blueprint_index(self.blueprint_id)
         if self.places is None:
@@ -235,8 +241,11 @@ class Random:
     """Plants at the schedule's epochs; place, blueprint and blend are drawn evenly."""
 
     facts: HostFacts
-    epochs: Epochs = (1, 2, 3)
+    epochs: Epochs = _USUAL_EPOCHS
     seed: Annotated[int, Field(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        _require_within(self.epochs, self.facts.horizon)
 
     def choose(
         self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
@@ -291,46 +300,6 @@ class Sham:
         return WAIT, {**memory, "done": done}
 
 
-_SCRIPTED_OPS = {
-    "GERMINATE": OP_GERMINATE,
-    "GERMINATED": OP_GERMINATE,
-    "FOSSILIZED": OP_FOSSILIZE,
-    "CULLED": OP_CULL,
-}
-"""Ops and stages that a script repeats, by their names in events."""
-
-
-def script_of(events: Sequence[Event], space: ActionSpace) -> list[ScriptedOp]:
-    """The ops that happened in an arm as a script for `Sham`.
-
-    The ends of seeds that ended by themselves are in it.
-    """
-    script: dict[ScriptedOp, None] = {}  # each once, in order
-    for event in events:
-        if not isinstance(event, StageChanged | ActionTaken):
-            continue
-        op = _SCRIPTED_OPS.get(event.after if isinstance(event, StageChanged) else event.op)
-        if op is not None:
-            slot = space.slots.index_for_slot_id(event.slot)
-            # the first decision, number 0, comes after epoch 1
-            script[ScriptedOp(event.epoch - 1, op, slot)] = None
-    return sorted(script, key=lambda entry: (entry.decision, entry.op == OP_GERMINATE))
-
-
-def _has_waited(events: Sequence[Event]) -> bool:
-    """Whether an arm left a measured seed on probation, as no rule with its standing order does."""
-    ended: set[tuple[int, str]] = set()
-    for event in events:
-        if isinstance(event, StageChanged) and event.before == "PROBATIONARY":
-            ended.add((event.epoch, event.slot))
-    for event in events:
-        if not isinstance(event, SeedMeasured) or event.contribution is None:
-            continue
-        if event.stage == "PROBATIONARY" and (event.epoch, event.slot) not in ended:
-            return True
-    return False
-
-
 def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
     """A policy that repeats an arm's events with the sham blueprint.
 
@@ -339,7 +308,7 @@ def replay(events: Sequence[Event]) -> Callable[[HostFacts], RulePolicy]:
 
     def build(facts: HostFacts) -> RulePolicy:
         script = script_of(events, facts.space)
-        return RulePolicy(Sham(facts, script, keeps_measured=not _has_waited(events)))
+        return RulePolicy(Sham(facts, script, keeps_measured=not has_waited(events)))
 
     return build
 
@@ -366,20 +335,34 @@ class Heuristic:
     It waits while data are missing: the training loss falls, and the held-out loss has fallen less
     than `held_out_part` as far (see `lacks_data`). Every seed that was measured is kept.
 
-    Of the seeds that take at most `share` of the room left (if none does: of the smallest alone),
-    those in the slots with the fewest fossils count, and of these the one with the most FLOPs on an
-    example is planted; as a slot's first seed one that mixes positions, if there is one: in a text,
-    attention before an MLP. Ties: more parameters, the later slot, the first listed. A slot with
-    `copies` fossils is not copied again: on the task code, a network that was doubled once, early,
-    did better than one that continued to grow. Where the episode's length is known, only its first
-    part is for planting: a seed needs time and a high learning rate.
+    Of the seeds that take at most `share` of the room left, those in the slots with the fewest
+    fossils count, and of these the one with the most FLOPs on an example is planted; as a slot's
+    first seed one that mixes positions, if there is one: in a text, attention before an MLP. Ties:
+    more parameters, the later slot, the first listed. A slot with `copies` fossils is not copied
+    again: on the task code, a network that was doubled once, early, did better than one that
+    continued to grow. Where the episode's length is known, only its first part is for planting: a
+    seed needs time and a high learning rate.
+
+    A `share` that is given is a limit: what takes more is not planted, and one that is too small
+    for every seed is refused. Without one it is three quarters, or else the smallest seed.
     """
 
     facts: HostFacts
-    share: Part = 0.75
+    share: Part | None = None
     planting_part: Part = 0.4  # part of a known episode in which to plant
     copies: Annotated[int, Field(ge=0)] = 1
     held_out_part: Share = 0.3  # 0: plants whatever the losses say, as in 0.2.0
+
+    def __post_init__(self) -> None:
+        costs = self.facts.costs.items()
+        least = min((cost for (_, name, _), cost in costs if name != SHAM), default=0)
+        room = self.facts.most_room
+        if self.share is not None and least > self.share * room > 0:
+            raise SettingError(
+                f"share of heuristic is {self.share:g}, at most {int(self.share * room):,} of the "
+                f"{room:,} parameters that may be added, and the smallest seed has {least:,}. Give "
+                f"a larger share or budget, or no share."
+            )
 
     def choose(
         self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
@@ -394,6 +377,8 @@ class Heuristic:
         if not places or self._is_late(memory["epoch"]):
             return WAIT, memory
         fitting = self._fitting(places, reports)
+        if not fitting:
+            return WAIT, memory
         fewest = min(fossils[place.slot] for place in fitting)
         candidates = [place for place in fitting if fossils[place.slot] == fewest]
         if fewest == 0:
@@ -428,7 +413,10 @@ class Heuristic:
         return name in (COPY, COPY_ZERO) or REGISTRY.get(kind, name).traits.spatial > 0
 
     def _fitting(self, places: Sequence[Place], reports: Reports) -> Sequence[Place]:
-        """Places of seeds that take at most `share` of the room left; if none, the smallest's."""
+        """Places of seeds that take at most `share` of the room left.
+
+        Without a `share` the smallest's, if no seed takes at most three quarters.
+        """
         facts = self.facts
         room = facts.most_room
         if facts.budget is not None:
@@ -438,7 +426,10 @@ class Heuristic:
         prices = {
             place: facts.cheapest_blend(place.slot, place.blueprint).price for place in places
         }
-        fitting = [place for place in places if prices[place] <= self.share * room]
+        most = room * (_USUAL_SHARE if self.share is None else self.share)
+        fitting = [place for place in places if prices[place] <= most]
+        if self.share is not None:
+            return fitting
         return fitting or [min(places, key=prices.__getitem__)]
 
 

@@ -3,12 +3,14 @@
 the same acts, the same learning, and growth policies that other commands take.
 """
 
+import os
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from safetensors.torch import save_file
 
 import esper
 from esper.leyline.errors import EsperError, SaveError
@@ -166,6 +168,38 @@ def test_an_agent_without_spaces_is_not_saved(tmp_path):
     with pytest.raises(SaveError, match=r"other\.safetensors.*codecs"):
         agent.save(tmp_path / "other.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_one_changed_bit_anywhere_is_refused(other, tmp_path):
+    path = tmp_path / "changed.safetensors"
+    whole = other.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(0, header, 7), *range(header, len(whole), len(whole) // 200)]:
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        with pytest.raises(SaveError, match=r"changed\.safetensors"):
+            esper.PPOAgent.load(path)
+    path.write_bytes(whole)
+    assert esper.PPOAgent.load(path)
+
+
+def test_an_agent_is_written_over_nothing_but_a_policy_file(grown, tmp_path):
+    agent, _ = grown
+    path = tmp_path / "mine.safetensors"
+    agent.save(path)
+    agent.save(path)
+    assert esper.PPOAgent.load(path).updates == agent.updates
+    tensors = tmp_path / "tensors.safetensors"
+    save_file({"mine": torch.zeros(1)}, tensors)
+    (tmp_path / "events-0.jsonl").write_text("{}\n")
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tensors, tmp_path / "events-0.jsonl", tmp_path / "link", tmp_path / "pipe"):
+        before = other.lstat()
+        with pytest.raises(SaveError, match=f"{other.name} is .*only a policy file .* is replaced"):
+            agent.save(other)
+        assert (other.lstat().st_ino, other.lstat().st_size) == (before.st_ino, before.st_size)
 
 
 def test_a_checkpoint_without_its_learner_says_so(grown, tmp_path):

@@ -35,7 +35,7 @@ from esper.simic.ppo.rollout import (
 )
 from esper.simic.ppo.settings import PPOConfig, PPOSettings
 from esper.simic.team import Team
-from esper.storage.files import write_durably
+from esper.storage.files import require_replaceable, write_durably
 from esper.storage.store import fitting
 from esper.tamiyo.distributions import at_least_single
 from esper.tamiyo.heads import openings
@@ -43,6 +43,7 @@ from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.policy_files import (
     FORMAT,
     NETWORK,
+    POLICY_FILE,
     Layout,
     PolicyFile,
     load_network,
@@ -135,7 +136,10 @@ class PPOAgent:
             self._evaluate = torch.compile(network.evaluate_actions, backend=self.config.compile)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with all that the agent acts with and learns on from."""
+        """Write one safetensors file with all that the agent acts with and learns on from.
+
+        What stands there and is no policy file is refused.
+        """
         layout: Layout | Spaces
         if self.layout is not None:
             layout = self.layout
@@ -145,6 +149,7 @@ class PPOAgent:
             raise SaveError(
                 f"cannot write {path}: this agent knows no spaces; pass codecs=..., as for act."
             )
+        require_replaceable(Path(path), POLICY_FILE)
         write_durably(Path(path), self.to_bytes(layout, self.facts))
 
     @staticmethod
