@@ -71,6 +71,20 @@ def test_summaries_follow_from_the_rows_beside_them(name):
         assert f"{100 * mean:.2f}" in SCRIPT["PAGE"].read_text(encoding="utf-8")
 
 
+def differences_of_policies():
+    """By how much taught policies are ahead of every other arm, and on how many hosts."""
+    path = ROOT / "benchmarks" / "results" / "policies.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    first, last = record["declared"]["judging"]
+    return {
+        (SCRIPT["points"](arm["taught minus"]["test_accuracy"], "+"), str(last - first + 1))
+        for families in record["lessons"].values()
+        for family in families.values()
+        for name, arm in family["together"].items()
+        if name != "taught"
+    }
+
+
 def test_differences_in_the_readme_are_those_of_committed_results():
     """Result, interval and n of every row of accuracies are a paired difference in some question's
     JSON.
@@ -82,7 +96,7 @@ def test_differences_in_the_readme_are_those_of_committed_results():
         for found in KNOWN.values()
         for arm in found["arms"].values()
         for difference in arm["minus"].values()
-    }
+    } | differences_of_policies()
     rows = [row for header, *rows in measured_tables() if header[3] == "95 %" for row in rows]
     told = [
         (f"{result} {interval}", n)
