@@ -26,7 +26,7 @@ def test_an_interrupted_call_plays_the_rest_and_replaces_nothing(monkeypatch, tm
     load(monkeypatch, "__main__", *options, "--few", 1)
     first = json.loads(out.read_text())["judge"]["variations"]
     arms = first["80 examples, noise 0.3, width 8"]
-    arms["never"]["8000"]["test_accuracy"] = 0.5  # a mark that a second play would remove
+    arms["never"]["9000"]["test_accuracy"] = 0.5  # a mark that a second play would remove
     record = json.loads(out.read_text())
     record["judge"]["variations"] = first
     out.write_text(json.dumps(record))
@@ -35,8 +35,8 @@ def test_an_interrupted_call_plays_the_rest_and_replaces_nothing(monkeypatch, tm
     assert len(both) == 6
     for arms in both.values():
         assert set(arms) == {"never", BEFORE, "heuristic"}
-        assert all(set(seeds) == {"8000", "8001"} for seeds in arms.values())
-    assert both["80 examples, noise 0.3, width 8"]["never"]["8000"]["test_accuracy"] == 0.5
+        assert all(set(seeds) == {"9000", "9001"} for seeds in arms.values())
+    assert both["80 examples, noise 0.3, width 8"]["never"]["9000"]["test_accuracy"] == 0.5
     assert capsys.readouterr().out.count("6 of 6") == 2
 
 

@@ -30,7 +30,7 @@ def test_the_names_of_a_set_are_sorted():
     assert garden.model.space.blueprint_ids[1:] == tuple(sorted(NAMES))
     settings = GrowthSettings(blends=frozenset({"sigmoid", "linear", "gated"}))
     assert settings.blends == ("gated", "linear", "sigmoid")
-    config = TaskConfig(blueprints=NAMES, blends={"sigmoid", "gated"})
+    config = TaskConfig.of({"blueprints": NAMES, "blends": {"sigmoid", "gated"}})
     assert config.blueprints == tuple(sorted(NAMES))
     assert config.blends == ("gated", "sigmoid")
 

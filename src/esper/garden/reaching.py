@@ -22,6 +22,7 @@ def refuse_unreached(model: MorphogeneticModel) -> None:
     for slot in model.ordered_slots:
         has_grown = slot.seed is not None or len(slot.fossils) > 0
         if has_grown and not totals[slot.slot_id]:
+            model.site(slot.slot_id)  # a module that was replaced has a reason of its own
             module = model.slot_config.modules[slot.slot_id]
             raise HostError(
                 f"slot {slot.slot_id} sits on {module!r}, which no training pass has run since the "

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from esper.leyline.errors import CONTROLS, SettingError
+from esper.leyline.registry import in_order
 
 MOST = 10**9
 """The largest number where a setting names no limit of its own."""
@@ -48,7 +49,7 @@ class Configuration(BaseModel):
             kind = type(values).__name__
             raise SettingError(f"{source} holds a {kind}; it must be an object of keys and values.")
         # through JSON, so that lists and paths are read as a file of settings has them
-        text = json.dumps(values, default=str)
+        text = json.dumps(values, default=_as_json)
         try:
             settings = cls.model_validate_json(text)
         except ValidationError as problem:
@@ -84,6 +85,11 @@ class Configuration(BaseModel):
     def value(self, key: str) -> Any:
         """A leaf or a section by its dotted key."""
         return attrgetter(key)(self)
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has no form for: a set is a list in a fixed order, all else is its text."""
+    return list(in_order(value)) if isinstance(value, set | frozenset) else str(value)
 
 
 def _entries(value: Any) -> Iterable[Any]:

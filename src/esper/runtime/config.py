@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError
 from esper.leyline.imports import require_imported
-from esper.leyline.registry import in_order
 from esper.runtime.executors.choosing import refuse_impossible
 from esper.runtime.tasks.registry import get_task
 from esper.runtime.tasks.task import FIELDS, Task
@@ -75,11 +74,6 @@ class TaskConfig(Configuration):
     scale_at_birth: float | None = _of_task("scale_at_birth", ge=0)
     prunes: bool | None = _of_task("prunes")
     lengths: LengthsConfig = Field(LengthsConfig(), description=FIELDS["lengths"].help)
-
-    @field_validator("blueprints", "blends", mode="before")
-    @classmethod
-    def _order(cls, names: Any) -> Any:
-        return in_order(names) if isinstance(names, set | frozenset) else names
 
     def build(self) -> Task:
         """Return the task with what was changed; a length in compute makes that the clock."""
