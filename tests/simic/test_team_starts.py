@@ -83,16 +83,13 @@ def test_ranks_that_see_other_checkpoints_do_not_go_on(finished):
     before = files_of(finished)
 
     def prepare(rank):
-        read = Store.generations
+        parse = Store._parse
 
-        def late(store):
-            return (
-                read(store)[:-1]
-                if rank and store.manifest.name == runfolder.MANIFEST
-                else read(store)
-            )
+        def late(store, manifest):
+            listed = parse(store, manifest)
+            return listed[:-1] if rank and store.manifest.name == runfolder.MANIFEST else listed
 
-        Store.generations = late
+        Store._parse = late
 
     ended = train_ranks(
         finished, 2, torch.float32, rounds=3, resume=True, prepare=prepare, **SETTLED
