@@ -1,7 +1,10 @@
 """Decisions per second on one core, in several versions of Esper at equal actions, interleaved.
 
-    git worktree add /tmp/before f8b7882
-    python benchmarks/decisions.py --trees before=/tmp/before/src now=src --out benchmarks/results/decisions.json
+    git worktree add /tmp/before 8d1cd916
+    python benchmarks/decisions.py --trees before=/tmp/before/src now=src --name lifecycle --out benchmarks/results/decisions.json
+
+8d1cd916 is before the open-ended probation (run `lifecycle`), f8b7882b before rewards read what an
+episode leaves (run `rewards`).
 
 Each version has a process of its own and all share one core. They take turns, episode by episode,
 and play a fixed script of ops; a network policy is asked for every decision and its answer is left
@@ -9,8 +12,9 @@ aside. So every version trains the same networks, which `same_losses` confirms. 
 step is timed apart, since what is measured once more at the end falls into it: the ledger's phase
 `closing`, in versions that have it. The script `waiting` leaves two seeds on probation to the end:
 measuring them every epoch is the phase `counterfactual`, beside that of the script `deciding`.
-Seconds are CPU seconds of the process, so that other work on the machine counts little; those of
-the ledger's phases are the wall clock's.
+There losses differ in the last step, where a version leaves out what is undecided. Seconds are CPU
+seconds of the process, so that other work on the machine counts little; those of the ledger's
+phases are the wall clock's.
 """
 
 import argparse
@@ -204,7 +208,7 @@ def main() -> None:
         version.close()
     record: dict[str, Any] = {
         "script": "benchmarks/decisions.py",
-        "command": f"python benchmarks/decisions.py --trees {' '.join(trees)}",
+        "command": f"python benchmarks/decisions.py --trees {' '.join(options.trees)}",
         "hardware": hardware("cpu"),
         "hosts": options.hosts,
         "turns": options.turns,
