@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from esper.leyline.errors import CONTROLS, SettingError
+from esper.leyline.errors import CONTROLS, SettingError, plain_number
 from esper.leyline.registry import in_order
 
 MOST = 10**9
@@ -20,7 +20,19 @@ MOST = 10**9
 _LONGEST = 2**20  # letters of the longest file of settings
 
 
-class Configuration(BaseModel):
+class _Section(type(BaseModel)):  # type: ignore[misc]  # pydantic's own is not public
+    """The class of sections, which are made with numbers of numpy and torch too.
+
+    Validators of fields could do it, but then lists in files would no longer be read as tuples.
+    """
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        return super().__call__(
+            *args, **{name: plain_number(value) for name, value in values.items()}
+        )
+
+
+class Configuration(BaseModel, metaclass=_Section):
     """A section of settings.
 
     A field has its default, its bounds and its help; unknown keys are refused.
@@ -88,8 +100,14 @@ class Configuration(BaseModel):
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no form for: a set is a list in a fixed order, all else is its text."""
-    return list(in_order(value)) if isinstance(value, set | frozenset) else str(value)
+    """What JSON has no form for.
+
+    A set is a list in a fixed order, a number of numpy or torch one of Python, all else its text.
+    """
+    if isinstance(value, set | frozenset):
+        return list(in_order(value))
+    number = plain_number(value)
+    return str(value) if number is value else number
 
 
 def _entries(value: Any) -> Iterable[Any]:
