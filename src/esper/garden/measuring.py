@@ -114,6 +114,14 @@ class Evaluation:
         """Losses of all processes' examples; those that every process measured count once."""
         parts = processes.gather(partial(self._losses_here, evaluate))
         first = parts[0]
+        for rank, part in enumerate(parts):
+            if part.sign != first.sign:
+                kinds = {1.0: "losses", -1.0: "scores"}
+                raise MeasurementError(
+                    f"evaluate() returned {kinds[part.sign]} on rank {rank} and "
+                    f"{kinds[first.sign]} on rank 0. Return the same kind on every rank, or say "
+                    f"which it is: esper.grow(..., higher_is_better=True) for scores."
+                )
         if is_base:
             alike = [_are_close(part.values, first.values) for part in parts]
             # once is enough: all may be right by chance
