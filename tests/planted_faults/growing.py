@@ -240,7 +240,7 @@ FAULTS = [
     Fault(
         phrase="the manifest's own folder is not made durable",
         place="storage/files.py::write_durably",
-        old="return write_files(path.parent, {path.name: content})[path.name]",
+        old="return _write_all(path.parent, {path.name: content})[path.name]",
         new=("make_folder(path.parent)\nreturn _replace(path, content)"),
         test="storage/test_crash_states.py::test_every_legal_folder_of_three_saves_of_three_files_is_whole",
     ),
