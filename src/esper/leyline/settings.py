@@ -3,7 +3,7 @@
 Plain data; the lengths of stages are in `lifecycle`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -47,6 +47,8 @@ class GrowthSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.lengths, StageLengths):
             self._refuse("lengths", "StageLengths")
+        if not isinstance(self.blends, Iterable):
+            self._refuse("blends", "names of ways to blend")
         names = (self.blends,) if isinstance(self.blends, str) else in_order(self.blends)
         self._keep(blends=names)
         if not is_number(self.scale_at_birth, 0):
