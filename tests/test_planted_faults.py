@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import evidence, growing, learning, loops, shown, trust, updates
+from planted_faults import evidence, growing, learning, loops, promises, shown, trust, updates
 from planted_faults.planting import plant
 
 TESTS = Path(__file__).parent
@@ -24,6 +24,7 @@ FAULTS = [
     *evidence.FAULTS,
     *growing.FAULTS,
     *loops.FAULTS,
+    *promises.FAULTS,
     *trust.FAULTS,
     *shown.FAULTS,
 ]

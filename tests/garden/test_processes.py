@@ -263,6 +263,19 @@ def test_a_failure_of_one_process_is_everybodys(tmp_path):
     assert re.match("rank 1 .*NaN", other[1])
 
 
+def test_scores_on_one_process_and_losses_on_another_are_refused_everywhere(tmp_path):
+    """Added up they would be evidence of mixed signs."""
+
+    def live(rank):
+        garden = grow_cnn()
+        values = [torch.rand(6), torch.rand(6) > 0.5][rank]
+        return refusal(lambda: garden.step(lambda: values))
+
+    for kind, text in values_of(tmp_path, in_group(live)):
+        assert kind is MeasurementError
+        assert "returned scores on rank 1 and losses on rank 0" in text
+
+
 def test_seeds_that_a_process_does_not_reach_get_the_others_gradients(tmp_path):
     """As DDP has it with find_unused_parameters."""
 

@@ -313,6 +313,8 @@ def test_a_decay_that_is_no_number_is_refused(decay):
     ("name", "value"),
     [
         ("lengths", 3),
+        ("blends", None),
+        ("blends", 3),
         ("kinds", None),
         ("kinds", ["layer1"]),
         ("kinds", {"layer1": 3}),

@@ -40,3 +40,17 @@ def test_what_is_no_file_of_bytes_is_refused(tmp_path, files):
     with pytest.raises(SaveError, match=r"^[^\n]*instead of bytes\. Use a checkpoint"):
         unpack(files, tmp_path / "garden")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        torch.zeros(2, dtype=torch.uint8, device="meta"),
+        torch.zeros(2, dtype=torch.uint8).to_sparse(),
+    ],
+    ids=["meta", "sparse"],
+)
+def test_a_tensor_without_bytes_of_its_own_is_refused(content, tmp_path):
+    with pytest.raises(SaveError, match="instead of bytes"):
+        unpack({"garden-model.safetensors": content}, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -109,7 +109,9 @@ def test_lists_and_tuples_and_single_numbers_come_back_as_they_were(tmp_path):
 def test_a_group_that_is_added_after_attach_is_refused_when_it_is_saved(tmp_path):
     garden, optimizer = trained()
     optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    with pytest.raises(SaveError, match=r"1 parameter groups of SGD are newer .*before you attach"):
+    with pytest.raises(
+        SaveError, match=r"SGD has 4 parameter groups, .* it had 3, .*before you attach"
+    ):
         garden.save(tmp_path)
 
 
@@ -118,7 +120,40 @@ def test_two_gardens_on_one_optimiser_are_refused_when_they_are_saved(tmp_path):
     optimizer = sgd([parameter for garden in gardens for parameter in garden.parameters()])
     for garden in gardens:
         garden.attach(optimizer)
-    with pytest.raises(
-        SaveError, match=r"2 parameter groups of SGD are newer .*an optimiser of its"
-    ):
-        gardens[0].save(tmp_path)
+    for garden in gardens:  # the one that was attached last, too
+        with pytest.raises(SaveError, match=r"another garden follows it.*an optimiser of its own"):
+            garden.save(tmp_path)
+
+
+def test_a_garden_is_saved_after_another_optimiser_took_the_place_of_its_first(tmp_path):
+    garden, _ = trained()
+    garden.attach(sgd(garden.parameters()))
+    garden.save(tmp_path)
+
+
+def test_a_group_that_is_gone_since_attach_is_refused_when_it_is_saved(tmp_path):
+    garden, optimizer = trained()
+    del optimizer.param_groups[-1]
+    with pytest.raises(SaveError, match=r"^SGD has 2 parameter groups, .* it had 3"):
+        garden.save(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["one", "row"])
+def test_an_option_that_became_a_tensor_later_comes_back_as_that_tensor(shape, tmp_path):
+    garden, optimizer = trained()
+    optimizer.param_groups[0]["lr"] = torch.full(shape, 0.01)
+    garden.save(tmp_path)
+    loaded = esper.load(tmp_path, CNN(), policy=script({}))
+    again = sgd(loaded.parameters())
+    loaded.attach(again)
+    rate = again.param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor)
+    assert (rate.shape, rate.dtype) == (shape, torch.float32)
+    assert torch.equal(rate, torch.full(shape, 0.01))
+
+
+def test_state_without_data_is_refused_when_it_is_saved(tmp_path):
+    garden, optimizer = trained()
+    first_state(optimizer)["mean"] = torch.zeros(2, device="meta")
+    with pytest.raises(SaveError, match=r"state 'mean' of .*, a Tensor: it would not come back"):
+        garden.save(tmp_path)

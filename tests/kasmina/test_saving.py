@@ -310,7 +310,7 @@ def test_the_count_of_steps_is_where_the_optimizer_counts(option):
     options = {option: True} if option else {}
     facts = {
         "scalars": {"weight": {}},
-        "groups": [{"names": ["weight"], "options": options, "tuples": []}],
+        "groups": [{"names": ["weight"], "options": options, "tuples": [], "tensors": {}}],
     }
     facts |= {"scheduler": None, "peak_rate": 1.0, "was_high": True, "steps": 1}
     tensors = {"weight|step": torch.tensor(3.0), "weight|exp_avg": torch.zeros(2, 2)}

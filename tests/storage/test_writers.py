@@ -176,3 +176,19 @@ def test_what_a_killed_save_has_left_is_removed_by_the_next_one(tmp_path):
     save(tmp_path, 3)
     assert held(tmp_path) == 3
     assert len(os.listdir(tmp_path)) == 3
+
+
+def test_a_file_of_somebody_elses_with_the_name_of_a_lock_stays_and_is_named(tmp_path):
+    lock = claims.lock_of(tmp_path / "manifest.json")
+    lock.write_text("mine")
+    with pytest.raises(SaveError, match=r"manifest.json.lock is not a lock of Esper's"):
+        store_in(tmp_path).save({})
+    assert lock.read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", [b"", b'["a.safet', bytes(12)], ids=["empty", "cut", "zeros"])
+def test_what_a_power_cut_leaves_of_a_lock_is_taken_over(left, tmp_path):
+    lock = claims.lock_of(tmp_path / "manifest.json")
+    lock.write_bytes(left)
+    store_in(tmp_path).save({})
+    assert not lock.exists()

@@ -12,6 +12,7 @@ PARTS = {
     "power": ("power cuts", 1000),
     "kills": ("kill -9", 200),
     "damage": ("damage", 1000),
+    "garden": ("gardens in your own loop", 400),
     "settings": ("settings", 1000),
     "disk": ("failing disk and memory", 500),
     "soak": ("one process for long", 1000),

@@ -17,6 +17,7 @@ from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
 
 
+@torch.inference_mode(mode=False)  # what is made here is trained later
 def deepen(
     model: nn.Module,
     to: int,

@@ -12,6 +12,7 @@ from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.model import MorphogeneticModel
+from esper.leyline.errors import plain_number
 from esper.storage.store import Plain
 
 _ABSENT = "absent"
@@ -77,8 +78,9 @@ def _describe_sizes(model: MorphogeneticModel) -> Plain:
 
 
 def _to_plain(value: Any) -> Any:
-    """A number of numpy or torch as one of Python."""
-    return value.item() if hasattr(value, "item") else str(value)
+    """A number of numpy or torch as one of Python, all else as its text."""
+    number = plain_number(value)
+    return str(value) if number is value else number
 
 
 def find_differences(one: Any, other: Any, place: str = "") -> Iterator[Difference]:

@@ -121,11 +121,8 @@ class Garden(PlantingByHand):
             model.slot(slot_id).is_noted = True
         self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
         self.policy_name = keeping.name_policy(policy, self.policy)
-        if higher_is_better not in (None, True, False):
-            raise SettingError(
-                f"higher_is_better is {higher_is_better!r}; True means scores, False losses."
-            )
-        self.higher_is_better = None if higher_is_better is None else bool(higher_is_better)
+        self._evaluation = Evaluation(model, higher_is_better)
+        self.higher_is_better = self._evaluation.higher_is_better
         self.memory: Any = None
         self.by_hand: set[str] = set()
         self.epoch = 0
@@ -141,7 +138,6 @@ class Garden(PlantingByHand):
         # on steps of the optimisers, one before and one after for each
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._follower = processes.Follower(model)
-        self._evaluation = Evaluation(model, self.higher_is_better)
         # what the last step measured with
         self._evaluate: Evaluate | None = None
 
@@ -159,6 +155,7 @@ class Garden(PlantingByHand):
         """What to build an optimiser from."""
         return self.model.parameters()
 
+    @torch.inference_mode(mode=False)
     def attach(
         self, optimizer: Any, scheduler: Any = None, *, seed_lr: float | None = None
     ) -> None:
@@ -183,6 +180,7 @@ class Garden(PlantingByHand):
             self._hooks.append(member.optimizer.register_step_post_hook(self._after_step))
         self._follower.follow()
 
+    @torch.inference_mode(mode=False)
     def ema(self, decay: float) -> Average:
         """An average of all weights, seeds included, that follows every optimiser step.
 
@@ -272,6 +270,7 @@ class Garden(PlantingByHand):
             with self.model.shadow():
                 closure().backward()
 
+    @torch.inference_mode(mode=False)
     def harvest(self) -> nn.Module:
         """The grown network as a plain module of the host's class, without live seeds.
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 from esper.garden import keeping, processes
 from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
+from esper.garden.measuring import direction_of
 from esper.kasmina.blueprints import REGISTRY
 from esper.kasmina.fitting import total_budget
 from esper.kasmina.model import MorphogeneticModel
@@ -56,6 +58,7 @@ def inspect(model: nn.Module, example: Example) -> list[Place]:
     return find_places(model, example)
 
 
+@torch.inference_mode(mode=False)  # what is made here is trained later
 def grow(
     model: nn.Module,
     *,
@@ -130,7 +133,9 @@ def grow(
             settings=settings,
         )
         built.append(grown)
-        return describe_garden(grown.model, keeping.name_policy(policy), higher_is_better)
+        return describe_garden(
+            grown.model, keeping.name_policy(policy), direction_of(higher_is_better)
+        )
 
     _agree(model, build, built)
     growing, prices = built[0]
@@ -246,6 +251,7 @@ def _refuse_part(model: nn.Module) -> None:
             )
 
 
+@torch.inference_mode(mode=False)  # what is made here is trained later
 def load(
     folder: str | Path,
     model: nn.Module,

@@ -18,7 +18,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.probing import undisturbed
 from esper.kasmina.slot import SeedSlot
-from esper.leyline.errors import MeasurementError
+from esper.leyline.errors import MeasurementError, SettingError, is_flag
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import Charge, Phase
 from esper.tamiyo.signals import Signals, measure_trend
@@ -26,6 +26,15 @@ from esper.telemetry.events import Event, HostEpoch, finite
 
 Evaluate = Callable[[], Tensor]
 """Held-out values of the model as it stands, in eval mode: one per example, in a fixed order."""
+
+
+def direction_of(higher_is_better: object) -> bool | None:
+    """The setting of that name, checked: True for scores, False for losses, None by their type."""
+    if higher_is_better is not None and not is_flag(higher_is_better):
+        raise SettingError(
+            f"higher_is_better is {higher_is_better!r}; True means scores, False losses."
+        )
+    return None if higher_is_better is None else bool(higher_is_better)
 
 
 class Losses(NamedTuple):
@@ -70,7 +79,7 @@ class Evaluation:
 
     def __init__(self, model: MorphogeneticModel, higher_is_better: bool | None):
         self.model = model
-        self.higher_is_better = higher_is_better
+        self.higher_is_better = direction_of(higher_is_better)
         # whether processes have examples of their own to measure with
         self._is_split = False
 
@@ -105,6 +114,14 @@ class Evaluation:
         """Losses of all processes' examples; those that every process measured count once."""
         parts = processes.gather(partial(self._losses_here, evaluate))
         first = parts[0]
+        for rank, part in enumerate(parts):
+            if part.sign != first.sign:
+                kinds = {1.0: "losses", -1.0: "scores"}
+                raise MeasurementError(
+                    f"evaluate() returned {kinds[part.sign]} on rank {rank} and "
+                    f"{kinds[first.sign]} on rank 0. Return the same kind on every rank, or say "
+                    f"which it is: esper.grow(..., higher_is_better=True) for scores."
+                )
         if is_base:
             alike = [_are_close(part.values, first.values) for part in parts]
             # once is enough: all may be right by chance

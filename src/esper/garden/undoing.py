@@ -41,6 +41,7 @@ def _guarded(
     method: Method[Owner, Arguments, Result], *, is_undone: bool
 ) -> Method[Owner, Arguments, Result]:
     @wraps(method)
+    @torch.inference_mode(mode=False)  # what is made here is trained later
     def guarded(owner: Owner, /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
         garden = cast("Garden", owner)
         refuse_broken(garden)

@@ -53,12 +53,18 @@ def unpack(files: Any, folder: Path) -> None:
     """
     contents = files if isinstance(files, Mapping) else {GARDEN: files}
     for name, content in contents.items():
-        if not isinstance(content, torch.Tensor) or content.dtype != torch.uint8:
+        if not _has_bytes(content):
             raise SaveError(
                 f"the checkpoint's garden has {str(name)!r} as a {type(content).__name__} instead "
                 f"of bytes. Use a checkpoint that Esper's callback wrote."
             )
     write_files(folder, {name: part.cpu().numpy().tobytes() for name, part in contents.items()})
+
+
+def _has_bytes(content: Any) -> bool:
+    """Whether this is a tensor whose memory holds bytes."""
+    is_dense = isinstance(content, torch.Tensor) and content.layout is torch.strided
+    return is_dense and content.dtype == torch.uint8 and not content.is_meta
 
 
 class Stepper:

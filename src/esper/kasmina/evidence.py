@@ -22,10 +22,10 @@ class HeldOutLosses(NamedTuple):
 
 def check_values(values: object) -> Tensor:
     """Held-out values as evidence needs them: one finite number per example."""
-    if not isinstance(values, Tensor) or values.dim() != 1:
+    if not isinstance(values, Tensor) or not _is_list_of_numbers(values):
         kind = type(values).__name__
         if isinstance(values, Tensor):
-            kind = f"tensor of shape {tuple(values.shape)}"
+            kind = f"tensor {_describe(values)}"
         raise MeasurementError(
             f"evaluate() returned a {kind}. It must return a 1-D torch tensor, one value per "
             f"held-out example: a mean has no standard error; use reduction='none', concatenate "
@@ -43,6 +43,21 @@ def check_values(values: object) -> Tensor:
             f"the network is. Lower the learning rate or restore an earlier state."
         )
     return values
+
+
+def _is_list_of_numbers(values: Tensor) -> bool:
+    """Whether these are real numbers in a row, in memory that can be read."""
+    is_plain = values.layout is torch.strided and not values.is_nested and not values.is_meta
+    return is_plain and values.dim() == 1 and not values.is_complex()
+
+
+def _describe(values: Tensor) -> str:
+    """What a tensor is that is no list of numbers, in words."""
+    if values.is_nested:
+        return "of tensors (nested)"
+    kind = str(values.dtype).removeprefix("torch.")
+    layout = "" if values.layout is torch.strided else f", {values.layout}"
+    return f"of shape {tuple(values.shape)}, {kind}{layout} on {values.device}"
 
 
 def as_losses(values: object, higher_is_better: bool | None) -> HeldOutLosses:

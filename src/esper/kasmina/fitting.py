@@ -21,6 +21,8 @@ from esper.leyline.errors import (
     HostError,
     SettingError,
     UnknownNameError,
+    is_number,
+    plain_number,
 )
 from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.slots import SlotConfig
@@ -195,6 +197,7 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
     """A budget as a number of parameters: a float is a multiple of what the model has."""
     if budget is None:
         return None
+    budget = plain_number(budget)
     size = count_parameters(model)
     if isinstance(budget, int) and not isinstance(budget, bool):
         if budget <= size:
@@ -216,7 +219,7 @@ def refuse_limits(
     max_seeds: int | None, budget: int | None, host_params: int, costs: Prices
 ) -> None:
     """Refuse limits under which nothing could ever grow: a mistake, not a setting."""
-    if max_seeds is not None and (isinstance(max_seeds, str) or max_seeds < 1 or max_seeds % 1):
+    if max_seeds is not None and not is_number(max_seeds, 1, is_whole=True):
         raise SettingError(
             f"max_seeds must be whole and at least 1, or None for no limit; got {max_seeds!r}."
         )

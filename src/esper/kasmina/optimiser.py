@@ -115,6 +115,12 @@ class OptimizerLink:
         """This link and those that it leads."""
         return (self, *self.others)
 
+    def shares_optimizer(self) -> bool:
+        """Whether another garden follows this optimiser too."""
+        hooks = self.optimizer._optimizer_step_pre_hooks.values()
+        followers = [getattr(hook, "__self__", None) for hook in hooks]
+        return any(isinstance(f, OptimizerLink) and f not in self.all for f in followers)
+
     def owners(self) -> dict[int, Group]:
         """The group that each parameter is in, by the parameter's id."""
         owners: dict[int, Group] = {}

@@ -38,6 +38,7 @@ _GROUP_FACTS: dict[str, TypeAdapter[Any]] = {
     "names": TypeAdapter(list[str]),
     "options": TypeAdapter(Plain),
     "tuples": TypeAdapter(list[str]),
+    "tensors": TypeAdapter(dict[str, Plain]),
 }
 
 
@@ -127,18 +128,19 @@ def _describe_one(
 
 def _refuse_late_groups(link: OptimizerLink, kind: str) -> None:
     """Refuse groups that would not be where they are in an optimiser that is built anew."""
-    late = len(link.optimizer.param_groups) - link.group_count
-    if late:
+    count = len(link.optimizer.param_groups)
+    if count != link.group_count or link.shares_optimizer():
         raise SaveError(
-            f"{late} parameter groups of {kind} are newer than garden.attach: added by hand, or "
-            f"by another garden on the same optimiser. A resumed one would have them elsewhere. "
-            f"Add all groups before you attach, and give every garden an optimiser of its own."
+            f"{kind} has {count} parameter groups, and at garden.attach it had {link.group_count}, "
+            f"or another garden follows it too. A resumed one would have them elsewhere. Add all "
+            f"groups before you attach, and give every garden an optimiser of its own."
         )
 
 
 def _is_dense(value: Any) -> bool:
-    """Whether a value is a plain tensor, neither sparse nor of a class of its own."""
-    return type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+    """Whether a value is a plain tensor with data, neither sparse nor of a class of its own."""
+    is_plain_class = type(value) in (Tensor, nn.Parameter)
+    return is_plain_class and value.layout is torch.strided and not value.is_meta
 
 
 def _unsavable(kind: str, place: str) -> SaveError:
@@ -162,11 +164,19 @@ def _describe_group(kind: str, group: dict[str, Any], names: Mapping[int, str]) 
             options[key] = list(value) if type(value) is tuple else value
         if not is_plain({key: options[key]}):
             raise _unsavable(kind, f"the option {key!r}, a {type(value).__name__}")
+    tensors = [key for key, value in group.items() if isinstance(value, Tensor)]
     return {
         "names": [names[id(parameter)] for parameter in group["params"] if id(parameter) in names],
         "options": options,
         "tuples": [key for key, value in group.items() if type(value) is tuple],
+        "tensors": {key: _describe_number(group[key]) for key in tensors},
     }
+
+
+def _describe_number(value: Tensor) -> Plain:
+    """What a tensor of one number is built from again; its value is among the options."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(value.shape), "is_on_cpu": value.device.type == "cpu"}
 
 
 def _describe_scheduler(scheduler: Any) -> Plain | None:
@@ -281,8 +291,20 @@ def _restore_group(
         plain = tuple(value) if key in saved["tuples"] else value
         if isinstance(present, float) and not isinstance(plain, int | float):
             raise TypeError(f"{key} is not a number")
-        # in place: your own loop may hold the tensor too
-        group[key] = present.fill_(value) if isinstance(present, Tensor) else plain
+        kind = saved["tensors"].get(key)
+        if isinstance(present, Tensor):
+            present.fill_(value)  # in place: your own loop may hold the tensor too
+        elif kind is not None:  # set later, by hand or by a scheduler
+            device = torch.device("cpu") if kind["is_on_cpu"] else _device_of(group)
+            dtype = getattr(torch, kind["dtype"])
+            group[key] = torch.full(kind["shape"], value, dtype=dtype, device=device)
+        else:
+            group[key] = plain
     known = {id(parameter) for parameter in parameters.values()}
     foreign = [parameter for parameter in group["params"] if id(parameter) not in known]
     group["params"][:] = [*(parameters[name] for name in saved["names"]), *foreign]
+
+
+def _device_of(group: dict[str, Any]) -> torch.device:
+    """Where the parameters of a group are; those of an empty one may come anywhere."""
+    return next((parameter.device for parameter in group["params"]), torch.device("cpu"))

@@ -86,7 +86,9 @@ def count_backward(
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     try:
         with torch.enable_grad():
-            inputs = features.detach().clone().requires_grad_()
+            # of channels-last features torch crashes in the gradients of a group norm's weights
+            inputs = features.detach().clone(memory_format=torch.contiguous_format)
+            inputs.requires_grad_()
             outputs: list[Tensor] = []
             forward = count_flops(lambda: outputs.append(run(inputs.clone())))
             loss = outputs[0].sum()

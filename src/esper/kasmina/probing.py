@@ -252,7 +252,15 @@ def find_wrapper(model: nn.Module) -> str | None:
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Refuse a wrapped model: a wrapper's buckets or shards do not follow seeds."""
+    """Refuse a wrapped model: a wrapper's buckets or shards do not follow seeds.
+
+    A model that was built in inference mode is refused too: nothing behind its weights can learn.
+    """
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise HostError(
+            f"this {type(model).__name__} was built inside torch.inference_mode(), so nothing can "
+            f"be trained through its weights. Build it outside."
+        )
     wrapper = find_wrapper(model)
     if wrapper not in (None, "OptimizedModule"):
         raise HostError(

@@ -6,6 +6,15 @@ from contextlib import contextmanager
 
 import torch
 
+from esper.leyline.errors import SettingError, is_number, outline
+
+
+def read_seed(seed: object, name: str = "seed") -> int:
+    """A seed that a user passes: a whole number that is not below 0."""
+    if not is_number(seed, 0, is_whole=True):
+        raise SettingError(f"{name} is {outline(seed)}; it must be a whole number of at least 0.")
+    return int(seed)  # type: ignore[call-overload]  # a number, as was just asked
+
 
 def mix_seed(*parts: int) -> int:
     """One random seed from several numbers, the same on every machine.

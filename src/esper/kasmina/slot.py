@@ -5,7 +5,7 @@ The rules of a seed's life are in `leyline.lifecycle`.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -115,9 +115,12 @@ class SeedSlot(nn.Module):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor:
         """Run the slot after the forward pass of the host's module."""
+        is_empty = self.seed is None and not len(self.fossils)
+        if not isinstance(output, Tensor) and (self.training or not is_empty):
+            self._refuse_output(module, output)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.set_plain(passes=self.passes + 1)
-        if self.seed is None and not len(self.fossils):
+        if is_empty:
             return output
         if output.is_nested:
             raise HostError(
@@ -125,6 +128,15 @@ class SeedSlot(nn.Module):
                 f"enable_nested_tensor=False."
             )
         return self(output, *args[1:], **kwargs)
+
+    def _refuse_output(self, module: nn.Module, output: object) -> NoReturn:
+        """Say that a seed cannot read this: a tensor came when the slot was made."""
+        mode = "training" if self.training else "evaluation"
+        raise HostError(
+            f"slot {self.slot_id} sits on a {type(module).__name__} that returned a tensor to "
+            f"esper.grow and now, in {mode} mode, a {type(output).__name__}. Let it return a "
+            f"tensor in both modes, or name a module inside it as the slot."
+        )
 
     def sit_on(self, site: nn.Module) -> None:
         """Run after a module of the host.

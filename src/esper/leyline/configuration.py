@@ -8,19 +8,36 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from esper.leyline.errors import CONTROLS, SettingError
+from esper.leyline.errors import CONTROLS, SettingError, plain_number
 from esper.leyline.registry import in_order
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelClass
+else:  # which is not public
+    _ModelClass = type(BaseModel)
 
 MOST = 10**9
 """The largest number where a setting names no limit of its own."""
 _LONGEST = 2**20  # letters of the longest file of settings
 
 
-class Configuration(BaseModel):
+class _Section(_ModelClass):
+    """The class of sections, which are made with numbers of numpy and torch too.
+
+    Validators of fields could do it, but then lists in files would no longer be read as tuples.
+    """
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        return super().__call__(
+            *args, **{name: plain_number(value) for name, value in values.items()}
+        )
+
+
+class Configuration(BaseModel, metaclass=_Section):
     """A section of settings.
 
     A field has its default, its bounds and its help; unknown keys are refused.
@@ -88,8 +105,14 @@ class Configuration(BaseModel):
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no form for: a set is a list in a fixed order, all else is its text."""
-    return list(in_order(value)) if isinstance(value, set | frozenset) else str(value)
+    """What JSON has no form for.
+
+    A set is a list in a fixed order, a number of numpy or torch one of Python, all else its text.
+    """
+    if isinstance(value, set | frozenset):
+        return list(in_order(value))
+    number = plain_number(value)
+    return str(value) if number is value else number
 
 
 def _entries(value: Any) -> Iterable[Any]:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that a terminal obeys instead of showing them."""
@@ -21,8 +21,38 @@ def printable(text: str) -> str:
 
 def is_number(value: object, least: float = -math.inf, *, is_whole: bool = False) -> bool:
     """Whether this is one finite number, numpy's and torch's too, and at least `least`."""
-    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several numbers, or too large
+        return False
     return least <= number < math.inf and not (is_whole and number % 1)
+
+
+def is_flag(value: object) -> bool:
+    """Whether this is one yes or no, numpy's and torch's too; 0 and 1 count."""
+    return is_number(value, 0) and value in (False, True)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy or torch as one of Python; anything else as it is.
+
+    >>> import numpy
+    >>> plain_number(numpy.int64(3)), plain_number("3")
+    (3, '3')
+    """
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (ValueError, RuntimeError):  # several numbers
+        return value
+
+
+def outline(value: object) -> str:
+    """What somebody passed, in one short line."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 def complain(text: str) -> None:

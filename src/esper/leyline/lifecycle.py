@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
 
-from esper.leyline.errors import IllegalTransitionError, SettingError, UnknownNameError
+from esper.leyline.errors import (
+    IllegalTransitionError,
+    SettingError,
+    UnknownNameError,
+    is_number,
+)
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.gates import (
     GateEvidence,
@@ -49,11 +54,12 @@ class StageLengths:
         shortest = {"training": 0, "ramp": 0, "embargo": 0, "resetting": 0}
         for name, least in shortest.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not is_number(value, least, is_whole=True):
                 raise SettingError(
                     f"StageLengths.{name} must be a whole number of at least {least}, got "
                     f"{value!r}."
                 )
+            object.__setattr__(self, name, int(value))
         if self.training and not self.ramp:
             raise SettingError(
                 f"ramp 0 plants a seed for good, but training is {self.training}; raise ramp to 1."

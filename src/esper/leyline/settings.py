@@ -3,11 +3,11 @@
 Plain data; the lengths of stages are in `lifecycle`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from esper.leyline.errors import SettingError, is_number
+from esper.leyline.errors import SettingError, is_flag, is_number
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.lifecycle import SeedState, StageLengths
 from esper.leyline.registry import in_order
@@ -47,8 +47,10 @@ class GrowthSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.lengths, StageLengths):
             self._refuse("lengths", "StageLengths")
-        if isinstance(self.blends, set | frozenset):
-            object.__setattr__(self, "blends", in_order(self.blends))
+        if not isinstance(self.blends, Iterable):
+            self._refuse("blends", "names of ways to blend")
+        names = (self.blends,) if isinstance(self.blends, str) else in_order(self.blends)
+        self._keep(blends=names)
         if not is_number(self.scale_at_birth, 0):
             self._refuse("scale_at_birth", "finite and at least 0")
         if self.epochs is not None and not is_number(self.epochs, 1, is_whole=True):
@@ -57,10 +59,22 @@ class GrowthSettings:
             self._refuse("kinds", "a dict of module names or patterns and what features are")
         if not is_number(self.seed, is_whole=True):
             self._refuse("seed", "a whole number")
-        if self.prunes not in (True, False):
+        if not is_flag(self.prunes):
             self._refuse("prunes", "True or False")
         if not is_number(self.least_gain, 0):
             self._refuse("least_gain", "finite and at least 0")
+        self._keep(
+            scale_at_birth=float(self.scale_at_birth),
+            epochs=None if self.epochs is None else int(self.epochs),
+            seed=int(self.seed),
+            prunes=bool(self.prunes),
+            least_gain=float(self.least_gain),
+        )
+
+    def _keep(self, **values: Any) -> None:
+        """Take these values in place of those given: the same as numbers and tuples of Python."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _refuse(self, name: str, rule: str) -> NoReturn:
         value = getattr(self, name)

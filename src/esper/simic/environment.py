@@ -9,7 +9,7 @@ The last step ends with one more measurement, of the network without its undecid
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.episodes import Episodes
-from esper.kasmina.randomness import mix_seed
-from esper.leyline.errors import SettingError
+from esper.kasmina.randomness import mix_seed, read_seed
+from esper.leyline.errors import EpisodeOverError, SettingError, is_number, outline
 from esper.leyline.factored_actions import OP_WAIT
 from esper.runtime.charges import network_flops
 from esper.runtime.executors.graphs import GraphedExecutor
@@ -131,20 +132,21 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             raise SettingError(
                 f"task is {task!r}; get_task(name) of esper.runtime.tasks.registry gives one."
             )
-        if count < 1 or not host_seeds or task.epochs < 2:
+        self.host_seeds = read_host_seeds(host_seeds)
+        if not is_number(count, 1, is_whole=True) or not self.host_seeds or task.epochs < 2:
             raise SettingError(
-                f"growth needs 1 host, 1 host seed and 2 epochs; got {count}, {len(host_seeds)} "
-                f"and {task.epochs}."
+                f"growth needs a whole number of hosts, 1 host seed and 2 epochs; got {count!r}, "
+                f"{len(self.host_seeds)} and {task.epochs}."
             )
+        count = int(count)
         self.task = task
         self.num_envs = count
-        self.host_seeds = tuple(host_seeds)
         if weights is None:
             weights = FAMILIES.get(task.clock, FAMILIES["contribution"])
         self.weights = check_weights(weights)
-        if not 0 <= gamma <= 1:
-            raise SettingError(f"gamma is {gamma}; a discount lies between 0 and 1.")
-        self.gamma = gamma
+        if not is_number(gamma, 0) or gamma > 1:
+            raise SettingError(f"gamma is {gamma!r}; a discount lies between 0 and 1.")
+        self.gamma = float(gamma)
         self.use_telemetry = use_telemetry
         self.first = first
         twins = raise_twins(task, self.host_seeds, Path(folder), **population)
@@ -215,9 +217,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def reset_async(self, *, seed: int | None = None, options: Info | None = None) -> None:
         """Begin N episodes; devices train their first epoch until `reset_wait`."""
         if seed is not None:
-            self.seed = seed
+            self.seed = read_seed(seed)
             self.begun = 0
-        self.begun = int((options or {}).get("episodes", self.begun))
+        if not isinstance(options, Mapping | None):
+            raise SettingError(f"options is {outline(options)}; write options={{'episodes': 0}}.")
+        self.begun = read_seed((options or {}).get("episodes", self.begun), "options['episodes']")
         for host in range(self.num_envs):
             self._begin(host)
         self.is_over[:] = False
@@ -249,13 +253,16 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Carry actions out; devices train the epoch that follows until `step_wait`."""
+        if not self.begun:
+            raise EpisodeOverError("no episode has begun, so there is nothing to do. Call reset().")
+        choices = read_actions(actions, (self.num_envs, len(self.space.sizes)))
         begins: list[int] = np.flatnonzero(self.is_over).tolist()
         twins_before = [
             None if host in begins else self.twin(host) for host in range(self.num_envs)
         ]
         for host in begins:
             self._begin(host)
-        ops, acted = self._apply(np.asarray(actions), begins)
+        ops, acted = self._apply(choices, begins)
         ticked = self.episodes.tick()
         before = []
         for host, (op, twin) in enumerate(zip(ops, twins_before, strict=True)):
@@ -425,6 +432,30 @@ def typical_change(twin: Sequence[EpochReading], chance: float) -> float:
     """
     losses = [_standing_of(reading).loss for reading in twin]
     return max(losses[0] - min(losses), LEAST_CHANGE * -math.log(chance))
+
+
+def read_actions(actions: Any, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Actions as whole numbers of this shape, the last axis of which are the heads."""
+    if isinstance(actions, Tensor):
+        actions = actions.detach().cpu()
+    try:
+        choices = np.asarray(actions)
+    except ValueError:  # rows of different lengths
+        choices = np.empty(0)
+    if choices.shape != shape or choices.dtype.kind not in "iub":
+        rows = f"{shape[0]} rows of {shape[1]}" if len(shape) > 1 else f"{shape[0]}"
+        raise SettingError(
+            f"got actions {outline(actions)}; give {rows} whole numbers: op, slot, blueprint and "
+            f"blend."
+        )
+    return choices.astype(np.int64)
+
+
+def read_host_seeds(seeds: Iterable[Any]) -> tuple[int, ...]:
+    """The hosts that a user names."""
+    if not isinstance(seeds, Iterable):
+        raise SettingError(f"host_seeds is {outline(seeds)}; name the hosts in a list, as [1, 2].")
+    return tuple(read_seed(seed, "a host seed") for seed in seeds)
 
 
 def draw_host_seeds(seed: int, count: int) -> tuple[int, ...]:

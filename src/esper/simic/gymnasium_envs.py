@@ -15,11 +15,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.kasmina.randomness import read_seed
 from esper.leyline.errors import EpisodeOverError, SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.tasks.registry import get_task
 from esper.runtime.tasks.task import Task
-from esper.simic.environment import GrowthVectorEnv, Info, draw_host_seeds
+from esper.simic.environment import GrowthVectorEnv, Info, draw_host_seeds, read_actions
 from esper.tamiyo.masks import Masks
 
 HOST_POOL = 4
@@ -110,6 +111,7 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
         self, *, seed: int | None = None, options: Info | None = None
     ) -> tuple[NDArray[np.float32], Info]:
         """Begin an episode, with the host whose turn it is; `seed` begins their order again."""
+        seed = None if seed is None else read_seed(seed)
         super().reset(seed=seed)
         obs, info = self.hosts.reset(seed=seed, options=options)
         return obs[0], self._see(info)
@@ -117,11 +119,11 @@ class GrowthEnv(gym.Env[NDArray[np.float32], NDArray[np.int64]]):
     def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
         """Carry an action out and train one epoch."""
         self._require_episode()
-        choice = np.asarray(action)
+        choice = read_actions(action, (len(self.hosts.space.sizes),))
         if not self.action_space.contains(choice):
             raise SettingError(
-                f"action {action!r} is not in {self.action_space}: give whole numbers for op, "
-                f"slot, blueprint and blend."
+                f"action {choice.tolist()} is not in {self.action_space}: give whole numbers for "
+                f"op, slot, blueprint and blend."
             )
         obs, rewards, terminated, truncated, info = self.hosts.step(choice[None])
         host_info = self._see(info)

@@ -100,10 +100,12 @@ def _acquire(lock: Path) -> int:
 
 
 def _require_own(handle: int, lock: Path) -> None:
-    """Refuse a device, a pipe, and a file that has a second name."""
+    """Refuse a device, a pipe, a file that has a second name, and one that holds no note."""
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise SaveError(f"{lock} is not a file of its own. Remove it, or choose another folder.")
+    is_regular = stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+    # a list of names, or what a power cut leaves of one
+    if not is_regular or os.pread(handle, 1, 0) not in (b"", b"[", b"\0"):
+        raise SaveError(f"{lock} is not a lock of Esper's. Remove it, or choose another folder.")
 
 
 def _is_ours(handle: int, lock: Path) -> bool:

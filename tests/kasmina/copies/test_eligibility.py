@@ -3,6 +3,8 @@
 changing in place, told apart by a flag, frozen, beside caches, with a graph.
 """
 
+import multiprocessing
+
 import pytest
 import torch
 from torch import nn
@@ -128,3 +130,18 @@ def test_a_slot_inside_keeps_its_module_from_being_copied_whatever_its_shape():
     net = nn.Sequential(Wide())
     with pytest.raises(BlueprintMismatchError, match=r"carries.*own"):
         esper.grow(net, slots=["0", "0.up"], example=torch.randn(3, 4), blueprints=["copy"])
+
+
+def grow_normed():
+    block = nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3, padding=1))
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), block).to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    esper.grow(net, slots="1", example=images, blueprints=["copy"])
+
+
+def test_a_group_norm_on_channels_last_features_can_be_copied_and_does_not_end_the_process():
+    """torch crashes where such a norm needs gradients of its weights and none of its input."""
+    process = multiprocessing.get_context("fork").Process(target=grow_normed)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

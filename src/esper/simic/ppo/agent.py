@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.randomness import mix_seed
-from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.errors import SaveError, SettingError, outline
 from esper.simic.ppo.codecs import ActionCodec, Codecs, Mask, ObservationCodec, Spaces
 from esper.simic.ppo.diagnostics import MinibatchTrace, UpdateFacts, UpdateRecord, summarise
 from esper.simic.ppo.losses import (
@@ -242,11 +242,24 @@ class PPOAgent:
         observations, actions = self.codecs
         states = observations.encode(obs).to(self.device)
         masks = actions.split_mask(mask, len(states), self.device)
+        if state is not None:
+            self._require_state(state, len(states))
         with torch.no_grad():
             choices, _, _, hidden = self.network.get_action(
                 states, state, masks, deterministic, self.draws
             )
         return actions.decode(choices), hidden
+
+    def _require_state(self, state: Any, count: int) -> None:
+        """Refuse what `act` did not return for as many environments."""
+        fresh = self.network.get_initial_hidden(count)
+        is_pair = isinstance(state, tuple | list) and len(state) == len(fresh)
+        parts = state if is_pair else ()
+        if [getattr(part, "shape", None) for part in parts] != [part.shape for part in fresh]:
+            raise SettingError(
+                f"state is {outline(state)}; pass what act returned for {count} environments, or "
+                f"None where all episodes begin."
+            )
 
     @staticmethod
     def restart(state: Hidden, begins: Any) -> Hidden:
@@ -254,7 +267,16 @@ class PPOAgent:
 
         The old memory may hold anything, NaN too.
         """
-        is_new = torch.as_tensor(begins, device=state[0].device)[None, :, None]
+        try:
+            flags = torch.as_tensor(begins, device=state[0].device)
+        except (TypeError, ValueError, RuntimeError):  # nothing that is a row of flags
+            flags = torch.empty(0)
+        if flags.shape != state[0].shape[1:2] or flags.is_floating_point():
+            raise SettingError(
+                f"begins is {outline(begins)}; give one bool for each of {state[0].shape[1]} "
+                f"environments."
+            )
+        is_new = flags.bool()[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
     def update(self, rollout: Rollout) -> UpdateRecord:

@@ -13,8 +13,14 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina.randomness import mix_seed, own_randomness
-from esper.leyline.errors import EnvironmentMismatchError, MeasurementError, SettingError
+from esper.kasmina.randomness import mix_seed, own_randomness, read_seed
+from esper.leyline.errors import (
+    EnvironmentMismatchError,
+    MeasurementError,
+    SettingError,
+    is_number,
+    outline,
+)
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.codecs import ActionCodec, Codecs, Mask, ObservationCodec
 from esper.simic.ppo.diagnostics import UpdateRecord
@@ -60,10 +66,8 @@ def learn(
     >>> actions.shape
     (2,)
     """
-    if total_steps < env.num_envs:
-        raise SettingError(
-            f"total_steps is {total_steps}, but {env.num_envs} environments need as many."
-        )
+    _check(env, total_steps, config, spec)
+    total_steps, seed = int(total_steps), read_seed(seed)
     config = (config or PPOConfig()).annealed_over(total_steps)
     env_heads = getattr(env.unwrapped, "heads", None)
     observations = ObservationCodec(env.single_observation_space)
@@ -94,6 +98,23 @@ def learn(
                 "no gradient was finite, so nothing was learned. Look for NaN in the environments."
             )
     return agent
+
+
+def _check(env: Any, total_steps: Any, config: Any, spec: Any) -> None:
+    """Refuse what `learn` cannot learn from or with."""
+    if not isinstance(env, gym.vector.VectorEnv):
+        raise EnvironmentMismatchError(
+            f"env is {outline(env)}; learn wants several side by side: gymnasium.make_vec(name, 4)."
+        )
+    if not is_number(total_steps, env.num_envs, is_whole=True):
+        raise SettingError(
+            f"total_steps is {outline(total_steps)}, no whole number or too few: "
+            f"{env.num_envs} environments need as many."
+        )
+    if config is not None and not isinstance(config, PPOConfig):
+        raise SettingError(f"config is {outline(config)}; write esper.PPOConfig(horizon=128).")
+    if spec is not None and not isinstance(spec, HeadSpec):
+        raise SettingError(f"spec is {outline(spec)}; esper.tamiyo.heads.HeadSpec makes one.")
 
 
 class Player:

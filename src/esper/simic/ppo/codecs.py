@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from esper.leyline.errors import EnvironmentMismatchError, MaskError
+from esper.leyline.errors import EnvironmentMismatchError, MaskError, outline
 from esper.tamiyo.heads import Head, HeadSpec
 from esper.tamiyo.network import RecurrentActorCritic
 from esper.tamiyo.policy_files import MOST_WIDTH
@@ -50,11 +50,25 @@ class ObservationCodec:
 
     def encode(self, obs: Any) -> Tensor:
         """Return observations of N environments as rows [N, width]."""
-        values = torch.as_tensor(np.asarray(obs))
+        values = self._read(obs)
         if self.sizes is None:
             return values.reshape(len(values), self.width).float()
         columns = values.long().reshape(len(values), len(self.sizes)) + self._shift
         return torch.zeros(len(values), self.width).scatter_(1, columns, 1.0)
+
+    def _read(self, obs: Any) -> Tensor:
+        """Observations as numbers; what has other rows than the space is refused."""
+        try:
+            values = torch.as_tensor(np.asarray(obs))
+        except (TypeError, ValueError):  # text, None or rows of different lengths
+            values = torch.empty(())
+        row = len(self.sizes) if self.sizes is not None else self.width
+        if not values.dim() or values.is_complex() or values.numel() != len(values) * row:
+            raise EnvironmentMismatchError(
+                f"got observations {outline(obs)}; give N rows of {self.space}, one for each "
+                f"environment."
+            )
+        return values
 
 
 class ActionCodec:
@@ -100,8 +114,11 @@ class ActionCodec:
             return {
                 head.name: self._mask_of(head, mask, count).to(device) for head in self.spec.heads
             }
-        flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
         width = sum(self.spec.sizes)
+        try:
+            flat = torch.as_tensor(np.array(list(mask), dtype=np.bool_)).to(device)
+        except (TypeError, ValueError):  # no rows, or rows of different lengths
+            flat = torch.empty(0)
         if flat.shape != (count, width):
             raise MaskError(
                 f"a mask of shape {tuple(flat.shape)} for {count} environments with "

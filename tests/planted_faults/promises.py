@@ -1,0 +1,111 @@
+"""Faults of what is promised: the same network on the way out, in every process, on disk, after Ctrl-C."""
+
+from planted_faults import Fault
+
+FAULTS = [
+    Fault(
+        phrase="a harvest is given out whatever it computes",
+        place="kasmina/proving.py::find_difference",
+        old="unequal is not None",
+        new="False",
+        test="kasmina/test_proving.py::test_a_harvest_that_computes_something_else_is_refused",
+    ),
+    Fault(
+        phrase="copies are proven in evaluation mode only",
+        place="kasmina/proving.py::record_trials",
+        old="(False, True)",
+        new="(False,)",
+        test="kasmina/test_proving.py::test_a_copy_that_would_change_the_network_as_a_member_runs_where_it_grew",
+    ),
+    Fault(
+        phrase="a module that took the place of another one is trained without its slot",
+        place="kasmina/slot.py::SeedSlot.require_on",
+        old="self.hook not in module._forward_hooks.values()",
+        new="False",
+        test="kasmina/test_proving.py::test_a_module_that_is_replaced_after_growing_began_is_an_error_that_names_it",
+    ),
+    Fault(
+        phrase="weights of an earlier epoch move a seed's share",
+        place="kasmina/slot.py::SeedSlot.__init__",
+        old="self.register_buffer('alpha', alpha, persistent=False)",
+        new="self.register_buffer('alpha', alpha)",
+        test="garden/test_loops.py::test_weights_of_an_earlier_epoch_do_not_move_a_seeds_share",
+    ),
+    Fault(
+        phrase="a set of names has another order in every process",
+        place="leyline/registry.py::in_order",
+        old="sorted(names) if isinstance(names, set | frozenset) else names",
+        new="names",
+        test="garden/test_descriptions.py::test_the_names_of_a_set_are_sorted",
+    ),
+    Fault(
+        phrase="processes may grow what they like",
+        place="garden/processes.py::require_alike",
+        old="find_differences(first, other)",
+        new="[]",
+        test="garden/test_descriptions.py::test_processes_that_grow_differently_are_refused_by_what_differs",
+    ),
+    Fault(
+        phrase="scores of one process and losses of another are one evidence",
+        place="garden/measuring.py::Evaluation.losses",
+        old="part.sign != first.sign",
+        new="False",
+        test="garden/test_processes.py::test_scores_on_one_process_and_losses_on_another_are_refused_everywhere",
+    ),
+    Fault(
+        phrase="a save of two gardens' optimiser cannot be loaded",
+        place="kasmina/optimizer_saving.py::_refuse_late_groups",
+        old="count != link.group_count or link.shares_optimizer()",
+        new="count != link.group_count",
+        test="kasmina/test_optimizer_saving.py::test_two_gardens_on_one_optimiser_are_refused_when_they_are_saved",
+    ),
+    Fault(
+        phrase="a name in a checkpoint leads anywhere",
+        place="storage/files.py::write_files",
+        old="is_plain_name(name)",
+        new="True",
+        test="integrations/test_packing.py::test_a_name_that_leads_out_of_the_folder_is_refused_and_nothing_is_written",
+    ),
+    Fault(
+        phrase="what stands where a user's file is to be written is replaced",
+        place="storage/files.py::require_replaceable",
+        old="kind is not None and form == stat.S_IFREG and _is_of(path, kind)",
+        new="kind is not None",
+        test="storage/test_files.py::test_what_a_user_names_and_is_not_of_its_kind_stays",
+    ),
+    Fault(
+        phrase="somebody else's file is taken for a lock",
+        place="storage/claims.py::_require_own",
+        old="os.pread(handle, 1, 0) not in (b'', b'[', b'\\0')",
+        new="False",
+        test="storage/test_writers.py::test_a_file_of_somebody_elses_with_the_name_of_a_lock_stays_and_is_named",
+    ),
+    Fault(
+        phrase="a refused restore leaves what it had taken",
+        place="garden/undoing.py::_guarded",
+        old="is_undone or not isinstance(problem, Exception)",
+        new="not isinstance(problem, Exception)",
+        test="garden/test_undoing.py::test_a_refused_restore_leaves_all_as_it_was",
+    ),
+    Fault(
+        phrase="Ctrl-C leaves half of a step",
+        place="garden/undoing.py::_guarded",
+        old="is_undone or not isinstance(problem, Exception)",
+        new="is_undone",
+        test="garden/test_undoing.py::test_a_step_that_is_interrupted_anywhere_is_whole_or_has_not_begun",
+    ),
+    Fault(
+        phrase="a seed that Ctrl-C took back stays in the optimiser",
+        place="garden/undoing.py::_Optimizer.put_back",
+        old="group['params'][:] = parameters",
+        new="pass",
+        test="garden/test_undoing.py::test_a_step_that_is_interrupted_anywhere_is_whole_or_has_not_begun",
+    ),
+    Fault(
+        phrase="what a step makes in inference mode cannot be trained",
+        place="garden/undoing.py::_guarded",
+        old="torch.inference_mode(mode=False)",
+        new="torch.enable_grad()",
+        test="garden/test_modes.py::test_a_garden_that_is_tended_in_inference_mode_trains_on_to_the_bit",
+    ),
+]
