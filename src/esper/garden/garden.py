@@ -96,7 +96,7 @@ class Garden(PlantingByHand, TakingHome):
         ...     optimizer.step()
         ...     events = garden.step(losses)
         >>> print(garden.history[1])
-        epoch 1: GERMINATE mlp (linear) in r0c0 (0)
+        epoch 1: GERMINATE lora (linear) in r0c0 (0)
         >>> garden.model.active_seeds, garden.model.fossilized_seeds
         (0, 1)
         >>> type(garden.harvest()).__name__
