@@ -333,15 +333,18 @@ def report_action(
     """An op that was carried out, and what it changed."""
     name, slot, blueprint, blend = look_up(space, *choice)
     is_planted = choice[0] == OP_GERMINATE
+    moved = list(changes)
+    if not is_planted:
+        blueprint = moved[0].before.blueprint_id if moved else None
     taken = events.ActionTaken(
         host=host,
         epoch=epoch,
         op=name,
         slot=slot,
-        blueprint=blueprint if is_planted else None,
+        blueprint=blueprint,
         blend=blend if is_planted else None,
     )
-    return [taken, *report_changes(host, epoch, changes)]
+    return [taken, *report_changes(host, epoch, moved)]
 
 
 def name_modules(model: MorphogeneticModel, happened: Iterable[Any]) -> list[Event]:

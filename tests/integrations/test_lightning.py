@@ -64,7 +64,7 @@ def fit(
     growth = GrowthCallback(garden, lambda: losses_of(garden.model, held_out), every)
     callbacks = [saving, growth, *options.pop("callbacks", ())]
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **QUIET, **options
+        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **{**QUIET, **options}
     )
     loaders = DataLoader(IMAGES, 8), DataLoader(HELD_OUT, 16) if is_validated else None
     trainer.fit(Module(garden), *loaders, ckpt_path=ckpt_path)
@@ -313,3 +313,16 @@ def test_a_batch_that_was_skipped_has_no_loss(skipped):
         trainer = SimpleNamespace(global_step=number, is_last_batch=False)
         growth.on_train_batch_end(trainer, module, outputs, IMAGES, number)
     assert garden.loss_meter.take() == 0.5
+
+
+def test_lightnings_loggers_get_what_grew_at_every_step_of_the_garden(tmp_path):
+    rows = []
+
+    class Notes(lightning.pytorch.loggers.logger.DummyLogger):
+        def log_metrics(self, metrics, step=None):
+            if "growth/params" in metrics:
+                rows.append((step, metrics))
+
+    garden = fit(tmp_path / "logged", make_garden(), epochs=3, logger=[Notes()])
+    assert [step for step, _ in rows] == [4, 8, 12]
+    assert rows[-1][1]["growth/params"] == garden.model.total_params

@@ -351,3 +351,14 @@ def test_the_garden_is_given_the_mean_training_loss_of_each_epoch(tmp_path, batc
         of_epoch = [logged.losses[epoch * steps + step] for step in range(1, steps + 1)]
         assert event.train_loss == pytest.approx(sum(of_epoch) / steps, abs=1e-4)
     assert len(measured) == 3
+
+
+def test_the_trainers_own_log_has_what_grew(tmp_path):
+    trainer, garden = make_trainer(tmp_path)
+    trainer.train()
+    logged = [row for row in trainer.state.log_history if "growth/params" in row]
+    assert len(logged) == garden.epoch
+    assert logged[-1]["growth/params"] == garden.model.total_params
+    assert logged[-1]["growth/fossils"] == garden.model.fossilized_seeds > 0
+    epochs = [event for event in garden.history if isinstance(event, HostEpoch)]
+    assert [row["growth/held_out_loss"] for row in logged] == [e.held_out_loss for e in epochs]

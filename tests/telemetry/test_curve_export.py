@@ -88,17 +88,18 @@ def test_of_a_round_every_number_is_tracked_and_no_address():
             "update/first_ratio_gap/joint": 1e-7,
             "update/explosion/count": 1,
         },
+        "round",
     )
 
 
 def test_hosts_that_grow_have_curves_of_their_own_and_what_is_not_measured_has_no_point():
-    step, values = scalars_of(grown(2, 5))
+    step, values, _ = scalars_of(grown(2, 5))
     assert (step, values.pop("host-2/params"), values.pop("host-2/flops")) == (5, 100, 2000)
     assert values == {"host-2/held_out_loss": 1.5, "host-2/held_out_accuracy": 0.5}
 
 
 def test_a_result_stands_behind_the_last_epoch():
-    step, values = scalars_of(RESULT)
+    step, values, _ = scalars_of(RESULT)
     assert (step, values["result/seed-3/test_accuracy"], values["result/seed-3/final_params"]) == (
         8,
         0.5,
@@ -131,15 +132,19 @@ class FakeWandb(ModuleType):
 
     def __init__(self):
         super().__init__("wandb")
-        self.opened, self.points, self.finished = [], [], 0
+        self.opened, self.points, self.finished, self.axes, self.run = [], [], 0, {}, None
 
     def init(self, **options):
         self.opened.append(options)
         return self
 
-    def log(self, values, step):
-        assert not self.points or step >= self.points[-1][0]  # the real one drops what goes back
-        self.points.append((step, values))
+    def define_metric(self, name, step_metric):
+        assert name not in self.axes
+        self.axes[name] = step_metric
+
+    def log(self, values):
+        assert values.keys() - {"epoch", "round"} <= self.axes.keys()
+        self.points.append(values)
 
     def finish(self):
         self.finished += 1
@@ -198,9 +203,24 @@ def test_wandb_is_opened_once_offline_in_the_run_folder_with_the_configuration(w
             "config": {"seed": 3},
         }
     ]
-    assert [step for step, _ in wandb.points] == [0, 1]
-    assert wandb.points[1][1] == scalars_of(finished(1))[1]
+    assert [point["round"] for point in wandb.points] == [0, 1]
+    assert wandb.points[1] == {**scalars_of(finished(1)).values, "round": 1}
     assert wandb.finished == 1
+
+
+def test_wandb_drops_no_number_of_a_host_whose_epochs_come_late(wandb, tmp_path):
+    events = [grown(0, 1), grown(0, 2), grown(1, 1), finished(0)]
+    write_all(tmp_path, events, ["wandb"])
+    assert [point.get("epoch") for point in wandb.points] == [1, 2, 1, None]
+    assert wandb.axes["host-1/params"] == "epoch"
+    assert wandb.axes["round/accuracy"] == "round"
+
+
+def test_a_run_of_wandb_that_the_script_has_open_gets_the_curves_and_stays_open(wandb, tmp_path):
+    wandb.run = wandb
+    write_all(tmp_path, [finished(0)], ["wandb"])
+    assert (wandb.opened, wandb.finished) == ([], 0)
+    assert wandb.points[0]["round"] == 0
 
 
 def test_wandb_goes_online_where_its_variable_says_so(wandb, tmp_path, monkeypatch):

@@ -165,7 +165,7 @@ def test_a_report_says_in_words_what_helps_and_what_it_costs():
     first, caution, part, size, cost = str(REPORTED).splitlines()
     assert "held-out loss 1.0000 on 64 examples" in first
     assert "2.0000, a gain of +1.0000 ± 0.2500" in first
-    assert "by itself" in caution
+    assert "garden.control() says" in caution
     assert (
         part.strip() == "r0c0 (layer3) norm, fossil: helps, +0.5000 ± 0.1250; 48 parameters, "
         "10.0% of the host's FLOPs"

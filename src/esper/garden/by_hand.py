@@ -8,7 +8,7 @@ from esper.episodes import report_action, report_changes
 from esper.garden.undoing import whole
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
-from esper.leyline.errors import OptimizerError
+from esper.leyline.errors import OptimizerError, UnknownNameError
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE
 from esper.telemetry.events import Event
 
@@ -28,7 +28,8 @@ class PlantingByHand(ABC):
         was measured. What is undecided at the end, the harvest leaves out.
 
         Args:
-            slot: where, as in "r0c0"; `summary` lists the slots.
+            slot: where, by the name of the module ("layer1") or of the slot ("r0c0"); `summary`
+                lists both.
             blueprint: what, by name.
             blend: how it is blended in: "linear", "sigmoid" or "gated".
 
@@ -39,12 +40,12 @@ class PlantingByHand(ABC):
         events = self._act_by_hand(
             OP_GERMINATE, slot, space.blueprint_index(blueprint), space.blend_index(blend)
         )
-        self.by_hand.add(slot)
+        self.by_hand.add(self._slot_id(slot))
         return events
 
     @whole
     def keep(self, slot: str) -> list[Event]:
-        """Make the seed of this slot a fossil by hand: it is kept for good.
+        """Make the seed of this slot, or of this module, a fossil by hand: it is kept for good.
 
         Raises:
             IllegalActionError: no seed is there, or its contribution was not measured yet.
@@ -66,14 +67,25 @@ class PlantingByHand(ABC):
         After training and before `step`, the op counts as one of the coming step.
         """
         link = self._require_optimizer()
-        choice = (op, self.model.slot_config.index_for_slot_id(slot), blueprint, blend)
+        slot_id = self._slot_id(slot)
+        choice = (op, self.model.slot_config.index_for_slot_id(slot_id), blueprint, blend)
         with self._together():
             changes = self.model.act(choice)
             happened = report_action(self.model.space, choice, changes, 0, self.epoch)
             # once an epoch is being trained, the step at its end ticks this slot like all others
             if not link.steps:
-                happened += report_changes(0, self.epoch, self.model.tick(slot))
+                happened += report_changes(0, self.epoch, self.model.tick(slot_id))
         return self._emit(happened)
+
+    def _slot_id(self, name: str) -> str:
+        """The id of a slot that the user names by its id or by its module."""
+        modules = self.model.slot_config.modules
+        if name in modules:
+            return name
+        for slot_id, module in modules.items():
+            if module == name:
+                return slot_id
+        raise UnknownNameError("slot or module", name, [*modules, *modules.values()])
 
     def _require_optimizer(self) -> OptimizerLink:
         if self.model.link is None:

@@ -48,6 +48,7 @@ def describe_garden(
         "settings": settings,
         "max_seeds": model.max_seeds,
         "budget": model.budget,
+        "budget_flops": None if model.flops_limit is None else model.flops_limit.budget,
         "policy": policy_name,
         "higher_is_better": higher_is_better,
     }

@@ -26,12 +26,13 @@ from esper.garden import hints, keeping, processes, reaching
 from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
+from esper.garden.controls import Start
 from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
+from esper.garden.taking_home import TakingHome
+from esper.garden.telling import select_news
 from esper.garden.undoing import refuse_broken, whole, whole_or_refused
-from esper.kasmina.exporting import export_network
-from esper.kasmina.harvesting import harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.optimizer_saving import OptimizerSnapshot
@@ -50,10 +51,10 @@ from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import build_policy
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
-from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch, LedgerClosed
+from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch
 
 
-class Garden(PlantingByHand):
+class Garden(PlantingByHand, TakingHome):
     """A growing model, and the policy that decides about it between two epochs of your loop.
 
     `esper.grow` makes one. Build the optimiser from `parameters`, `attach` it, train
@@ -74,6 +75,8 @@ class Garden(PlantingByHand):
         is_broken: whether a change was broken off and could not be undone; it then refuses.
         run: name of the run that was last recorded, which its folder has too.
         pending_optimizer: a saved state that waits for `attach`, or None.
+        verbose: whether `step` returns every event, or what changed the network and hints.
+        start: weights and buffers as `esper.grow` found them, or None.
 
     Example:
         >>> import torch
@@ -92,8 +95,8 @@ class Garden(PlantingByHand):
         ...     losses().mean().backward()
         ...     optimizer.step()
         ...     events = garden.step(losses)
-        >>> [type(event).__name__ for event in garden.history[:2]]
-        ['HostEpoch', 'ActionTaken']
+        >>> print(garden.history[1])
+        epoch 1: GERMINATE lora (linear) in r0c0 (0)
         >>> garden.model.active_seeds, garden.model.fossilized_seeds
         (0, 1)
         >>> type(garden.harvest()).__name__
@@ -134,6 +137,8 @@ class Garden(PlantingByHand):
         self.average: Average | None = None
         self.loss_meter = LossMeter()
         self.run: str | None = None
+        self.verbose = False
+        self.start: Start | None = None
         self._recorder: Recorder | None = None
         # on steps of the optimisers, one before and one after for each
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -207,7 +212,8 @@ class Garden(PlantingByHand):
                 default rule sees when data are missing, and leaves the network alone.
 
         Returns:
-            What happened, in order; print an event to read it.
+            What changed the network, in order, and hints; print an event to read it. With
+            `verbose` all that happened, which `history` always has.
         """
         link = self._require_optimizer()
         epoch = self.epoch + 1
@@ -227,7 +233,7 @@ class Garden(PlantingByHand):
             decided += report_changes(0, epoch, self.model.tick())
         events += self._emit(decided)
         self.books.resume()
-        return events
+        return events if self.verbose else select_news(events)
 
     @whole
     def prune(self, evaluate: Evaluate) -> list[Event]:
@@ -269,28 +275,6 @@ class Garden(PlantingByHand):
         if self._evaluation.slots_at(SeedStage.TRAINING):
             with self.model.shadow():
                 closure().backward()
-
-    @torch.inference_mode(mode=False)
-    def harvest(self) -> nn.Module:
-        """The grown network as a plain module of the host's class, without live seeds.
-
-        Its cost ends the history.
-        """
-        self._hint_of_harvest()
-        plain = harvest(self.model)
-        self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
-        self._emit([self.books.close(seed=self.model.settings.seed)])
-        return plain
-
-    def export(self, folder: str | Path) -> Path:
-        """Write the harvested weights and a source file that rebuilds the network without esper.
-
-        Of several processes the first one writes.
-        """
-        self._hint_of_harvest()
-        if not processes.is_first():
-            return Path(folder)
-        return export_network(self.model, Path(folder))
 
     def save(self, folder: str | Path) -> Path:
         """Write all that `esper.load` needs to continue, optimiser included.
@@ -349,6 +333,10 @@ class Garden(PlantingByHand):
             raise
         self.run = self._recorder.run
 
+    def __repr__(self) -> str:
+        """The summary: what `print(garden)` and a notebook show."""
+        return self.summary()
+
     def summary(self) -> str:
         """Slots, stages, parameters and evidence as a table to print, and the last report."""
         return summarize(self.model, self.epoch, self.history)
@@ -366,13 +354,6 @@ class Garden(PlantingByHand):
     def _open_recorder(self, folder: Path, track: Sequence[TrackerName]) -> Recorder:
         start = describe_start(self.model, self.policy_name)
         return Recorder(folder, track, run=self.run, start=start, history=self.history)
-
-    def _hint_of_harvest(self) -> None:
-        """Say once what is not taken home, and what is taken home without having been judged."""
-        refuse_broken(self)
-        said = hints.hint_of_left_out(self.model, self.epoch)
-        said += hints.hint_of_unjudged(self.model, self.history, self.epoch)
-        self._emit([hint for hint in said if hint not in self.history])
 
     # -- processes, optimisers and compiled copies -------------------------------------------------
 

@@ -9,17 +9,19 @@ import torch
 from torch import nn
 
 from esper.garden import keeping, processes
+from esper.garden.auto_slots import AUTO, Choice, choose_slots
+from esper.garden.controls import read_start
 from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
 from esper.garden.measuring import direction_of
 from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.fitting import total_budget
+from esper.kasmina.fitting import limit_flops, total_budget
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
 from esper.kasmina.saving import LoadedNetwork, load_network
 from esper.kasmina.slot import has_slots, remove_slots
-from esper.leyline.errors import HostError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, SettingError, UnknownNameError, complain
 from esper.leyline.registry import in_order
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
@@ -62,14 +64,17 @@ def inspect(model: nn.Module, example: Example) -> list[Place]:
 def grow(
     model: nn.Module,
     *,
-    slots: str | Sequence[str],
     example: Example,
+    slots: str | Sequence[str] | None = AUTO,
     blueprints: Sequence[str] | None = None,
     budget: float | int | None = None,
+    budget_flops: float | int | None = None,
     max_seeds: int | None = None,
     policy: str | Callable[[HostFacts], Policy] = "heuristic",
     higher_is_better: bool | None = None,
     settings: GrowthSettings | None = None,
+    verbose: bool = False,
+    keep_start: bool = True,
 ) -> Garden:
     """Wrap a model so that it can grow while you train it.
 
@@ -77,14 +82,17 @@ def grow(
 
     Args:
         model: the host, any `nn.Module`. Train `garden.model` instead of it from now on.
-        slots: the sub-modules on whose output seeds may grow: a name, a shell pattern or a regular
-            expression, or a list of those. `esper.inspect` lists the names.
         example: one batch, as the model takes it, to learn the shapes from: a tensor, a tuple of
             arguments or a dict of keywords.
+        slots: the sub-modules on whose output seeds may grow: a name, a shell pattern or a regular
+            expression, or a list of those. `esper.inspect` lists the names. "auto" or None: Esper
+            chooses up to four, repeated blocks first, and says which on standard error.
         blueprints: what may be planted, by name. By default all blueprints that fit, except copies
             of the module at the slot ("copy", "copy_zero").
         budget: most parameters of the grown network. A float is a multiple of the model's own
             (1.5: half as many again), an int a number of parameters.
+        budget_flops: most FLOPs of one example forward through the grown network, written like
+            `budget`. With both, both hold.
         max_seeds: most seeds, live and kept. Without it and without a budget: one per slot.
         policy: what decides: "never", "schedule", "random", "heuristic" or "sham", each with
             settings if you like ("schedule:epochs=1+5"), or a function from `HostFacts` to a
@@ -93,6 +101,10 @@ def grow(
             and numbers as losses.
         settings: how seeds live: lengths of stages, random seed, late pruning; see
             `GrowthSettings`.
+        verbose: whether `step` returns every event: measurements, stages and gates too. By default
+            it returns what changed the network, and hints; `garden.history` has all.
+        keep_start: whether a copy of the weights is kept in main memory, so that
+            `garden.control(like="start")` can return the model as it was.
 
     Returns:
         A `Garden`. Attach your optimiser to it, train `garden.model`, and call `garden.step` once
@@ -128,6 +140,7 @@ def grow(
             example,
             blueprints=blueprints,
             budget=budget,
+            budget_flops=budget_flops,
             max_seeds=max_seeds,
             policy=policy,
             settings=settings,
@@ -138,15 +151,22 @@ def grow(
         )
 
     _agree(model, build, built)
-    growing, prices = built[0]
-    return _tend(growing, policy, higher_is_better, prices)
+    growing, prices, choice = built[0]
+    garden = _tend(growing, policy, higher_is_better, prices)
+    garden.verbose = verbose
+    if keep_start:
+        garden.start = read_start(model)
+    if choice is not None and processes.is_first():
+        complain(str(choice))
+    return garden
 
 
 class _Grown(NamedTuple):
-    """A model that can grow, and what one example costs in its host."""
+    """A model that can grow, what one example costs in its host, and what Esper chose for it."""
 
     model: MorphogeneticModel
     prices: HostFlops | None
+    choice: Choice | None
 
 
 def _check_host(model: nn.Module, settings: GrowthSettings) -> dict[str, Any]:
@@ -175,28 +195,26 @@ def _agree(model: nn.Module, build: Callable[[], dict[str, Any]], built: list[An
 
 def _build(
     model: nn.Module,
-    slots: str | Sequence[str],
+    slots: str | Sequence[str] | None,
     example: Example,
     *,
     blueprints: Sequence[str] | None,
     budget: float | int | None,
+    budget_flops: float | int | None,
     max_seeds: int | None,
     policy: str | Callable[[HostFacts], Policy],
     settings: GrowthSettings,
 ) -> _Grown:
     """Put slots on a model; `grow` explains the options."""
-    patterns = [slots] if isinstance(slots, str) else list(slots)
-    if not patterns:
-        raise SettingError(
-            "slots is empty; name at least one module. esper.inspect(model, example) "
-            "lists the places."
-        )
     chosen = _choose_blueprints(blueprints)
-    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
+    all_places = find_places(model, example, settings.kinds)
+    choice = choose_slots(model, all_places) if slots is None or slots == AUTO else None
+    patterns = choice.names if choice is not None else _as_patterns(slots)
+    places = choose_places(model, all_places, patterns)
     names = chosen or list(REGISTRY.defaults_for(str(place.kind) for place in places))
     if isinstance(policy, str):
         names += [name for name in parse(policy).blueprints() if name not in names]
-    if max_seeds is None and budget is None:
+    if max_seeds is None and budget is None and budget_flops is None:
         max_seeds = len(places)
     config = SlotConfig.for_modules(place.name for place in places)
     growing = MorphogeneticModel(
@@ -209,7 +227,22 @@ def _build(
         settings=settings,
     )
     sites = {slot_id: growing.site(slot_id) for slot_id in config.slot_ids}
-    return _Grown(growing, HostFlops.of_model(model, example, sites))
+    prices = HostFlops.of_model(model, example, sites)
+    if budget_flops is not None:
+        host = None if prices is None else prices.whole
+        growing.flops_limit = limit_flops(budget_flops, host, growing.ordered_slots, growing.costs)
+    return _Grown(growing, prices, choice)
+
+
+def _as_patterns(slots: str | Sequence[str] | None) -> list[str]:
+    """The names and patterns that the caller gave; none at all is refused."""
+    patterns = [slots] if isinstance(slots, str) else list(slots or ())
+    if not patterns:
+        raise SettingError(
+            'slots is empty; name at least one module, or let Esper choose: slots="auto". '
+            "esper.inspect(model, example) lists the places."
+        )
+    return patterns
 
 
 def _choose_blueprints(blueprints: str | Sequence[str] | None) -> list[str]:

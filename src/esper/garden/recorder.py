@@ -79,6 +79,7 @@ def describe_start(model: MorphogeneticModel, policy_name: str) -> dict[str, Any
         "policy": policy_name,
         "slots": dict(model.slot_config.modules),
         "budget": model.budget,
+        "budget_flops": None if model.flops_limit is None else model.flops_limit.budget,
         "max_seeds": model.max_seeds,
         "blueprints": list(model.space.blueprint_ids[1:]),
         "settings": settings,

@@ -16,6 +16,7 @@ from esper.garden.measuring import Evaluate
 from esper.garden.processes import is_first
 from esper.leyline.errors import EsperError, SaveError, SettingError
 from esper.storage.files import write_files
+from esper.telemetry.events import HostEpoch
 
 GARDEN = "garden"
 """Folder of the garden inside a framework's own checkpoint."""
@@ -67,8 +68,27 @@ def _has_bytes(content: Any) -> bool:
     return is_dense and content.dtype == torch.uint8 and not content.is_meta
 
 
+def read_growth(garden: Garden) -> dict[str, float]:
+    """What a framework's loggers show of a garden after its last step, as far as it is known.
+
+    The measurement is that of the step; the network is as it stands now.
+    """
+    model = garden.model
+    epochs = [event for event in garden.history if isinstance(event, HostEpoch)]
+    last = epochs[-1]
+    numbers: dict[str, float | None] = {
+        "growth/held_out_loss": last.held_out_loss,
+        "growth/held_out_score": last.held_out_score,
+        "growth/params": model.total_params,
+        "growth/live_seeds": model.active_seeds,
+        "growth/fossils": model.fossilized_seeds,
+        "growth/flops": garden.books.network_flops(model),
+    }
+    return {name: float(number) for name, number in numbers.items() if number is not None}
+
+
 class Stepper:
-    """Steps a garden and prints what happens; the callbacks of frameworks say when.
+    """Steps a garden, prints what happens and logs it; the callbacks of frameworks say when.
 
     `every` is after how many optimiser steps; None is once per epoch.
     """
@@ -87,6 +107,11 @@ class Stepper:
         for event in self.garden.step(self.evaluate, self.garden.loss_meter.take()):
             if is_first():
                 print(event)
+        self.log(read_growth(self.garden))
+
+    def log(self, growth: dict[str, float]) -> None:
+        """Pass numbers about growth to the framework's own loggers."""
+        raise NotImplementedError
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Print what growing was worth; Trainer and Lightning call it by this name."""

@@ -29,6 +29,12 @@ class GrowthCallback(Stepper, Callback):
 
     saved: dict[str, Any] | None = None
     done = 0
+    trainer: Trainer
+
+    def log(self, growth: dict[str, float]) -> None:
+        """Log growth at once: Lightning would drop it between two of its own logged steps."""
+        for logger in self.trainer.loggers:
+            logger.log_metrics(growth, step=self.trainer.global_step)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot follow a growing network, and restore structure before weights."""
@@ -95,6 +101,7 @@ class GrowthCallback(Stepper, Callback):
 
         That is before validation, so that a checkpoint's score is that of the network in it.
         """
+        self.trainer = trainer
         before = self.done
         self.done = trainer.global_step
         # a batch that the module skipped, by returning None, has no outputs

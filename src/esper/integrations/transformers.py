@@ -28,10 +28,18 @@ class GrowthCallback(Stepper, TrainerCallback):
     """Steps the garden before the Trainer saves.
 
     The Trainer may save between an epoch's last step and its end. `done` is the number of optimiser
-    steps at the garden's last one.
+    steps at the garden's last one, `trainer` logs what grew.
     """
 
     done = -1
+    trainer: Trainer
+
+    def log(self, growth: dict[str, float]) -> None:
+        """Log growth as the Trainer logs its losses: to its history and all it reports to."""
+        control = self.trainer.control
+        is_due = control.should_log
+        self.trainer.log(growth)
+        control.should_log = is_due  # or the loss of this step would count as logged
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Step after an epoch's last optimiser step, or after every so many."""
@@ -82,7 +90,9 @@ def join(
         )
     refuse_sharding(trainer.accelerator)
     _show_host(trainer, garden)
-    trainer.add_callback(GrowthCallback(garden, evaluate, every))
+    callback = GrowthCallback(garden, evaluate, every)
+    callback.trainer = trainer
+    trainer.add_callback(callback)
     trainer.create_optimizer = partial(
         _create_optimizer, trainer, garden, seed_lr, trainer.create_optimizer
     )

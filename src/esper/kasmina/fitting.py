@@ -5,6 +5,7 @@ Nothing here changes the host. FLOPs are counted in `pricing`.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from torch import nn
@@ -15,7 +16,7 @@ from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.pricing import BackwardFlops
 from esper.kasmina.probing import Example, Place, find_places
-from esper.kasmina.slot import SeedSlot, count_parameters, has_slots
+from esper.kasmina.slot import SeedSlot, count_parameters, has_gate, has_slots
 from esper.leyline.errors import (
     BlueprintMismatchError,
     HostError,
@@ -25,6 +26,7 @@ from esper.leyline.errors import (
     plain_number,
 )
 from esper.leyline.factored_actions import ActionSpace
+from esper.leyline.legality import FlopsView
 from esper.leyline.slots import SlotConfig
 
 Prices = dict[tuple[str, str, str], int]
@@ -213,6 +215,66 @@ def total_budget(budget: float | int | None, model: nn.Module) -> int | None:
             f"above 1.0 (1.5: half as many again); an int counts them all."
         )
     return int(budget * size)
+
+
+@dataclass(frozen=True)
+class FlopsLimit:
+    """Most FLOPs of one example forward through a network, and what its bare host takes."""
+
+    host: int
+    budget: int
+
+
+def limit_flops(
+    budget: float | int, host: int | None, slots: Sequence[SeedSlot], costs: Prices
+) -> FlopsLimit:
+    """A limit on FLOPs: a float is a multiple of what the bare host takes, an int is their number.
+
+    One under which nothing could ever grow is refused.
+    """
+    if host is None:
+        raise SettingError(
+            "budget_flops needs the FLOPs of this model, and torch cannot count them. Limit its "
+            "parameters instead: budget=..."
+        )
+    is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    total = budget * host if isinstance(budget, float) else budget
+    if not is_number or not host < total < math.inf:
+        raise SettingError(
+            f"budget_flops={budget!r} leaves no room to grow: the model takes {host:,} FLOPs an "
+            f"example. A float multiplies that, above 1.0 (1.5: half as many again); an int counts "
+            f"them all."
+        )
+    limit = FlopsLimit(host=host, budget=int(total))
+    view = view_flops(limit, slots, costs)
+    assert view is not None
+    (slot_id, name, _), cheapest = min(view.costs.items(), key=lambda item: item[1])
+    if host + cheapest > limit.budget:
+        raise SettingError(
+            f"budget_flops of {limit.budget:,} leaves {limit.budget - host:,} above the host's "
+            f"{host:,}, and the cheapest seed ({name} in {slot_id}) takes {cheapest:,}. Raise it "
+            f"to at least {host + cheapest:,}."
+        )
+    return limit
+
+
+def view_flops(
+    limit: FlopsLimit | None, slots: Sequence[SeedSlot], costs: Prices
+) -> FlopsView | None:
+    """What of a limit is used, and what each seed that fits would take; None without a limit."""
+    if limit is None:
+        return None
+    by_id = {slot.slot_id: slot for slot in slots}
+    used = limit.host
+    for slot in slots:
+        for name, fossil in zip(slot.fossil_names, slot.fossils, strict=True):
+            used += slot.prices[name, has_gate(fossil)].flops
+        if slot.seed is not None:
+            used += slot.prices[str(slot.state.blueprint_id), has_gate(slot.seed)].flops
+    flops: Prices = {}
+    for slot_id, name, blend in costs:
+        flops[slot_id, name, blend] = by_id[slot_id].prices[name, blend == "gated"].flops
+    return FlopsView(used=used, budget=limit.budget, costs=flops)
 
 
 def refuse_limits(

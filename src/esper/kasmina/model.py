@@ -108,6 +108,7 @@ class MorphogeneticModel(nn.Module):
         fitting.refuse_limits(max_seeds, budget, self.host_params, self.costs)
         self.max_seeds = max_seeds and int(max_seeds)
         self.budget = budget
+        self.flops_limit: fitting.FlopsLimit | None = None
         self.link: OptimizerLink | None = None
         self.births = 0
         self.shadow_passes = 0
@@ -469,6 +470,7 @@ class MorphogeneticModel(nn.Module):
             budget=self.budget,
             costs=self.costs,
             ramp=self.settings.lengths.ramp,
+            flops=fitting.view_flops(self.flops_limit, self.ordered_slots, self.costs),
         )
 
     @property

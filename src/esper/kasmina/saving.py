@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.buffers import read_buffers, write_buffers
 from esper.kasmina.copies.eligibility import Inheritance
-from esper.kasmina.fitting import KnownSlots
+from esper.kasmina.fitting import FlopsLimit, KnownSlots
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimizer_saving import (
     OptimizerSnapshot,
@@ -194,6 +194,7 @@ def describe_network(model: MorphogeneticModel) -> Description:
         **_describe_space(model),
         "max_seeds": model.max_seeds,
         "budget": model.budget,
+        "flops_limit": None if model.flops_limit is None else asdict(model.flops_limit),
         "settings": asdict(model.settings),
         "births": model.births,
         "shadow_passes": model.shadow_passes,
@@ -309,7 +310,8 @@ def _build_network(host: nn.Module, network: Plain) -> MorphogeneticModel:
             like=torch.empty(0, device=device, dtype=getattr(torch, saved["dtype"])),
             inheritance=Inheritance(**saved["inheritance"]),
         )
-    return MorphogeneticModel(
+    limit = network["flops_limit"]
+    model = MorphogeneticModel(
         host,
         SlotConfig(tuple(network["modules"]), network["modules"]),
         example=known,
@@ -318,6 +320,8 @@ def _build_network(host: nn.Module, network: Plain) -> MorphogeneticModel:
         budget=network["budget"],
         settings=TypeAdapter(GrowthSettings).validate_python(network["settings"]),
     )
+    model.flops_limit = None if limit is None else TypeAdapter(FlopsLimit).validate_python(limit)
+    return model
 
 
 def _fill(model: MorphogeneticModel, network: Plain, contents: Mapping[str, bytes]) -> None:

@@ -164,7 +164,7 @@ class NotMeasuredError(IllegalActionError):
 
 
 class BudgetExceededError(IllegalActionError):
-    """Raised when a seed would lift the network above its parameter budget.
+    """Raised when a seed would lift the network above its budget of parameters or of FLOPs.
 
     Choose a smaller blueprint, cull a seed, or raise the budget.
     """

@@ -18,6 +18,15 @@ from esper.leyline.stages import SeedStage
 
 
 @dataclass(frozen=True)
+class FlopsView:
+    """A limit on the FLOPs of one example forward, and what of it is used."""
+
+    used: int  # host, fossils and live seeds together
+    budget: int
+    costs: Mapping[tuple[str, str, str], int]  # (slot, blueprint, blend) -> FLOPs
+
+
+@dataclass(frozen=True)
 class GrowthView:
     """All that legality depends on. No timing rules: only what is physically possible."""
 
@@ -31,6 +40,7 @@ class GrowthView:
     costs: Mapping[tuple[str, str, str], int]
     # epochs from alpha 0 to 1; None = not known, and every blend counts as one of its own
     ramp: int | None
+    flops: FlopsView | None = None  # None = no limit on FLOPs
 
 
 def refuse(
@@ -95,9 +105,17 @@ def legal_plantings(slot_id: str, view: GrowthView) -> list[tuple[int, int]]:
             continue
         for blend_index, blend in enumerate(view.space.blends):
             cost = view.costs.get((slot_id, blueprint, blend))
-            if cost is not None and cost <= room and blend not in repeated:
+            is_affordable = cost is not None and cost <= room
+            if is_affordable and view.flops is not None:
+                is_affordable = _fits_flops((slot_id, blueprint, blend), view.flops)
+            if is_affordable and blend not in repeated:
                 plantings.append((blueprint_index, blend_index))
     return plantings
+
+
+def _fits_flops(seed: tuple[str, str, str], flops: FlopsView) -> bool:
+    """Whether the network may be as slow as this seed makes it."""
+    return flops.used + flops.costs[seed] <= flops.budget
 
 
 def _room(view: GrowthView) -> float:
@@ -150,4 +168,13 @@ def _refuse_germinate(
             f"{view.params_used:,} of {view.budget:,} are used. Choose a smaller blueprint, cull a "
             f"seed, or raise the budget."
         )
+    if view.flops is not None and blueprint is not None:
+        seed = (slot, blueprint, blend)
+        if not _fits_flops(seed, view.flops):
+            price = view.flops.costs[seed]
+            return errors.BudgetExceededError(
+                f"{blueprint} in slot {slot} with {blend} blending takes {price:,} FLOPs an "
+                f"example, but {view.flops.used:,} of {view.flops.budget:,} are used. "
+                f"Choose a cheaper blueprint, cull a seed, or raise budget_flops."
+            )
     return None

@@ -18,7 +18,7 @@ from esper.leyline.factored_actions import (
     OP_WAIT,
     ActionSpace,
 )
-from esper.leyline.legality import GrowthView, legal_plantings, refuse
+from esper.leyline.legality import FlopsView, GrowthView, legal_plantings, refuse
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
@@ -51,6 +51,7 @@ def compute_action_masks(
     ramp: int | None = None,
     params_used: int = 0,
     budget: int | None = None,
+    flops: FlopsView | None = None,
 ) -> Masks:
     """The masks of one host.
 
@@ -64,6 +65,7 @@ def compute_action_masks(
         ramp: epochs of a ramp; without it every blend counts as one of its own.
         params_used: parameters of host, fossils and live seeds together.
         budget: most parameters that the whole network may have; None is no limit.
+        flops: the limit on the FLOPs of an example, and what of it is used; None is no limit.
 
     >>> masks = compute_action_masks({"r0c0": None, "r0c1": MaskSeedInfo(4, 5)}, 1, 3)
     >>> masks["slot"].tolist()  # rows: WAIT, GERMINATE, CULL, FOSSILIZE
@@ -89,6 +91,7 @@ def compute_action_masks(
             budget=budget,
             costs=costs,
             ramp=ramp,
+            flops=flops,
         )
     )
 
@@ -165,6 +168,7 @@ def masks_for(view: GrowthView) -> Masks:
         ramp=view.ramp,
         params_used=view.params_used,
         budget=view.budget,
+        flops=view.flops,
     )
 
 

@@ -2,7 +2,8 @@
 
 A tracker that fails does not stop training. A resumed run tracks its last step again: TensorBoard
 forgets what it has from that step on; for Weights & Biases it is another run of the same name and
-group, since an offline one cannot be resumed.
+group, since an offline one cannot be resumed. Where your script has a run of Weights & Biases open,
+curves go into that one, and it stays open.
 """
 
 import os
@@ -30,17 +31,20 @@ class Scalars(NamedTuple):
 
     step: int
     values: dict[str, float]  # curve -> number
+    axis: str
+    """what a step is: an epoch or a round"""
 
 
 def scalars_of(event: Event) -> Scalars | None:
     """The numbers of an event by curve; None where it is not tracked."""
     match event:
         case RoundFinished():
-            return Scalars(event.round, _numbers(asdict(event), "round"))
+            return Scalars(event.round, _numbers(asdict(event), "round"), "round")
         case HostEpoch(round=None):
-            return Scalars(event.epoch, _numbers(asdict(event), f"host-{event.host}"))
+            return Scalars(event.epoch, _numbers(asdict(event), f"host-{event.host}"), "epoch")
         case ArmFinished():
-            return Scalars(event.epochs, _numbers(asdict(event), f"result/seed-{event.seed}"))
+            numbers = _numbers(asdict(event), f"result/seed-{event.seed}")
+            return Scalars(event.epochs, numbers, "epoch")
         case _:
             return None
 
@@ -59,9 +63,9 @@ def _numbers(fields: Mapping[str, Any], group: str) -> dict[str, float]:
 
 
 class Tracker(NamedTuple):
-    """An opened tracker: how to log the values of one step, and how to end it."""
+    """An opened tracker: how to log the numbers of one event, and how to end it."""
 
-    log: Callable[[int, Mapping[str, float]], None]
+    log: Callable[[Scalars], None]
     close: Callable[[], None]
 
 
@@ -71,25 +75,37 @@ def _open_tensorboard(run: Path, config: Mapping[str, Any], step: int) -> Tracke
 
     file = SummaryWriter(str(run / TENSORBOARD), purge_step=step)
 
-    def log(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            file.add_scalar(name, value, step)
+    def log(scalars: Scalars) -> None:
+        for name, value in scalars.values.items():
+            file.add_scalar(name, value, scalars.step)
         file.flush()
 
     return Tracker(log, file.close)
 
 
 def _open_wandb(run: Path, config: Mapping[str, Any], step: int) -> Tracker:
-    """A run in `wandb` of the run folder, to be sent with `wandb sync`.
+    """A run in `wandb` of the run folder, to be sent with `wandb sync`; or the run that is open.
 
-    WANDB_MODE=online sends it at once.
+    WANDB_MODE=online sends it at once. Every curve is drawn over its own epochs or rounds: the step
+    of wandb itself only counts calls, because it drops whatever goes back.
     """
     import wandb
 
-    name = run.resolve().name
-    mode = os.environ.get("WANDB_MODE", "offline")
-    opened = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
-    return Tracker(lambda step, values: opened.log(dict(values), step=step), opened.finish)
+    opened: Any = getattr(wandb, "run", None)
+    is_mine = opened is None
+    if is_mine:
+        name = run.resolve().name
+        mode = os.environ.get("WANDB_MODE", "offline")
+        opened = wandb.init(mode=mode, dir=str(run), name=name, group=name, config=dict(config))
+    defined: set[str] = set()
+
+    def log(scalars: Scalars) -> None:
+        for name in scalars.values.keys() - defined:
+            opened.define_metric(name, step_metric=scalars.axis)
+            defined.add(name)
+        opened.log({**scalars.values, scalars.axis: scalars.step})
+
+    return Tracker(log, opened.finish if is_mine else lambda: None)
 
 
 TRACKERS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb}
@@ -136,7 +152,7 @@ class TrackingSink(Sink):
                 if tracker is None:
                     tracker = TRACKERS[name](self.folder, self._config, scalars.step)
                     self._trackers[name] = tracker
-                tracker.log(scalars.step, scalars.values)
+                tracker.log(scalars)
 
     @contextmanager
     def _giving_up_on(self, name: TrackerName) -> Iterator[None]:

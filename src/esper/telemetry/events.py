@@ -103,7 +103,7 @@ class SeedMeasured(SlotEvent):
 
 
 class ActionTaken(SlotEvent):
-    """What the policy chose; WAIT is not recorded here."""
+    """What the policy chose, and for which seed; WAIT is not recorded here."""
 
     op: str
     slot: str
@@ -111,8 +111,9 @@ class ActionTaken(SlotEvent):
     blend: str | None
 
     def __str__(self) -> str:
-        what = f" {self.blueprint} ({self.blend})" if self.blueprint else ""
-        return f"epoch {self.epoch}: {self.op}{what} in {self.site}"
+        what = f" {self.blueprint}" if self.blueprint else ""
+        way = f" ({self.blend})" if self.blend else ""
+        return f"epoch {self.epoch}: {self.op}{what}{way} in {self.site}"
 
 
 class ActionRefused(SlotEvent):
@@ -236,8 +237,8 @@ class GrowthReported(HostEvent):
         ]
         if self.parts:
             lines.append(
-                "(the host has learnt to rely on what grew: "
-                "by itself, it would have learnt otherwise)"
+                "(this is what the network loses without what it has learnt to rely on; whether "
+                "growing was worth it, garden.control() says)"
             )
         lines += [self._line_of(part) for part in self.parts]
         lines += [self._size_line(), self._cost_line()]

@@ -244,15 +244,14 @@ def test_without_a_ramp_all_copies_of_a_decision_are_kept_at_once():
     garden = esper.grow(Net(), slots="blocks.*", example=TOKENS, **options)
     garden.attach(torch.optim.AdamW(garden.parameters(), lr=0.01))
     for _ in range(2):
-        events = garden.step(
+        garden.step(
             lambda: nn.functional.cross_entropy(
                 garden.model(TOKENS).transpose(1, 2), TOKENS, reduction="none"
             ).mean(1)
         )
     assert [len(garden.model.slot(slot).fossils) for slot in ("r0c0", "r0c1")] == [2, 1]
-    assert [event.after for event in events if type(event).__name__ == "StageChanged"].count(
-        "FOSSILIZED"
-    ) == 3
+    moves = [event for event in garden.history if type(event).__name__ == "StageChanged"]
+    assert [(move.epoch, move.after) for move in moves].count((2, "FOSSILIZED")) == 3
 
 
 def test_a_copy_that_exceeds_the_budget_is_refused():
