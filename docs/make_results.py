@@ -11,6 +11,8 @@ PAGE = DOCS / "results.md"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 VERSIONS = {"2026-11-15": "0.1.0", "2026-11-16": "0.2.0", "2026-11-17": "0.2.0"}
 """the version of that day's code; later days are of 0.3.0"""
+SPACE = "\u00a0"
+"""does not break a line: an interval stays together"""
 
 HEAD = """# Results
 
@@ -73,7 +75,7 @@ def table(head: str, rows: Iterable[str]) -> list[str]:
 def points(estimate: dict[str, Any]) -> str:
     """Mean and interval in points."""
     mean, low, high = (100 * estimate[key] for key in ("mean", "low", "high"))
-    return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"{mean:+.2f} [{low:+.2f},{SPACE}{high:+.2f}]"
 
 
 def minus(found: dict[str, Any], other: str, arm: str = "heuristic") -> str:
@@ -128,7 +130,7 @@ def frontier() -> list[str]:
     for arm in (plan, "heuristic"):
         for compute, cell in judged[arm]["computes"].items():
             lead = cell["minus frontier"]
-            shown = f"{lead['mean']:+.4f} [{lead['low']:+.4f}, {lead['high']:+.4f}]"
+            shown = f"{lead['mean']:+.4f} [{lead['low']:+.4f},{SPACE}{lead['high']:+.4f}]"
             label = arm if arm == plan else "rule of 0.2.0"
             rows.append(
                 f"{label} | {compute} | {cell['mean']:.4f} | {shown} | {lead['count']} | 0.2.0"
@@ -194,7 +196,7 @@ def harm() -> list[str]:
         leads = {word: lead(found, arm) for word, arm in arms.items()}
         for word, pair in leads.items():
             means[word].append(pair)
-        now, before = (f"{mean:+.1f} ± {error:.1f}" for mean, error in leads.values())
+        now, before = (f"{mean:+.1f}{SPACE}±{SPACE}{error:.1f}" for mean, error in leads.values())
         key = (int(name.split()[0]), f"{float(noise):.0%}")
         cells.setdefault(key, {})[int(width)] = f"{now} ({before})"
     rows = [
