@@ -42,9 +42,13 @@ def row_of(parameter: Any) -> str:
     """One argument or option."""
     is_argument = parameter.param_type_name == "argument"
     name = parameter.name.upper() if is_argument else ", ".join(parameter.opts)
-    written = f"{name} {parameter.metavar or ''}".strip()
-    cells = [f"`{written}`", getattr(parameter, "help", None) or "", default_of(parameter)]
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    takes = (parameter.metavar or "").replace("|", ", ")
+    cells = [
+        f"`{name}` {takes}",
+        getattr(parameter, "help", None) or "",
+        default_of(parameter),
+    ]
+    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
 
 
 def section_of(name: str, command: Any) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,15 +114,23 @@ def test_the_five_minutes_run_as_pasted_and_end_with_a_better_network(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_asks_nobody_else_for_anything(tmp_path):
+def test_the_site_builds_without_a_warning_and_fits_a_phone_and_asks_nobody_else(tmp_path):
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
+    playwright_api = pytest.importorskip("playwright.sync_api")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    loaded = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//")
-    pages = list(tmp_path.rglob("*.html"))
+    script = runpy.run_path(str(DOCS / "make_pictures_site.py"))
+    pages = script["pages_of"](tmp_path)
     assert len(pages) > len(list(DOCS.glob("*.md")))
-    assert [page for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
-    styles = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.css")]
-    assert [style[:80] for style in styles if re.search(r"url\([\"']?(?:https?:)?//", style)] == []
+    loaded = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//")
+    assert [name for name in pages if loaded.search((tmp_path / name).read_text("utf-8"))] == []
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no browser to look at the pages with")
+    with script["served"](tmp_path) as address, playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        outside, wide = script["look"](browser, address, pages, None)
+        browser.close()
+    assert (outside, wide) == (set(), [])
