@@ -1,11 +1,13 @@
 """Pages say where things are, and they are there; what is generated is what its sources say."""
 
+import ast
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("lab/*.md"), *ROOT.glob("*.md")])
 FENCE = re.compile(r"^( *)(```+).*?^\1\2$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
+BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAV = re.compile(r"^ +- .*?: (\S+\.md)$", re.MULTILINE)
 WORDS = 19_600
@@ -111,6 +114,23 @@ def test_the_five_minutes_run_as_pasted_and_end_with_a_better_network(tmp_path):
         "kept",
         "removed",
     }
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_code_on_a_page_is_python_and_names_what_there_is(page):
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.findall(text):
+        ast.parse(textwrap.dedent(block))
+    packages = {path.stem for path in (ROOT / "src" / "esper").iterdir()}
+    named = set(re.findall(r"\besper\.([a-zA-Z_]\w*)", prose_and_code(text)))
+    assert named - set(esper.__all__) - packages == set()
+    called = set(re.findall(r"\bgarden\.(\w+)\(", text))
+    assert called - set(dir(esper.Garden)) - {"model"} == set()
+
+
+def prose_and_code(text):
+    """A page without what it says of earlier versions."""
+    return text.partition("## Moved since")[0]
 
 
 @pytest.mark.slow
