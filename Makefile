@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint slow faults clean
+.PHONY: demo test lint slow docs faults clean
 
 demo: .venv/demo.ready
 	$(BIN)/esper demo
@@ -17,6 +17,10 @@ test: lint
 
 slow: .venv/slow.ready
 	$(BIN)/python -m pytest -n 2 -m slow
+
+docs: .venv/docs.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/. To search in it: $(BIN)/mkdocs serve"
 
 faults: .venv/dev.ready
 	PYTHONPATH=tests $(BIN)/python -m tools.faults --page $(FAULTS)
@@ -45,5 +49,10 @@ lint: .venv/dev.ready
 	$(COMPILE)
 	touch $@
 
+.venv/docs.ready: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[docs]'
+	$(COMPILE)
+	touch $@
+
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv site build dist src/*.egg-info

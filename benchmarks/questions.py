@@ -1,10 +1,10 @@
-"""The questions of docs/results.md, each as one `esper compare`.
+"""The questions of lab/questions.md, each as one `esper compare`.
 
     python benchmarks/questions.py q2-cifar10 --data-root DATA --device cuda:0
     python benchmarks/questions.py --list
 
 Results go to question_NAME.json in benchmarks/results, or in --out; one that is there stays, unless
-you --replace it. docs/make_results.py turns them into docs/results.md. `--work DIR` keeps finished
+you --replace it. docs/make_lab.py turns them into lab/questions.md. `--work DIR` keeps finished
 arms, so that an interrupted question continues; `--remark TEXT` stands beside the table.
 """
 

@@ -1,4 +1,4 @@
-"""Writes docs/frontier.md from benchmarks/results/frontier.json and frontier.toml: python docs/make_frontier.py."""
+"""Writes lab/frontier.md from benchmarks/results/frontier.json and frontier.toml: python docs/make_frontier.py."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "frontier.md"
+PAGE = DOCS.parent / "lab" / "frontier.md"
 FOUND = DOCS.parent / "benchmarks" / "results" / "frontier.json"
 WORDS: dict[str, str] = tomllib.loads((DOCS / "frontier.toml").read_text(encoding="utf-8"))
 MIDDLE, FIRST = "0.6", 5
@@ -520,7 +520,7 @@ def images(shown: Setup) -> list[str]:
     lines = [
         "## cifar10_resnet",
         "",
-        "![wrong answers against compute](pictures/frontier_cifar10_resnet.svg)",
+        "![wrong answers against compute](../docs/pictures/frontier_cifar10_resnet.svg)",
         "",
     ]
     lines += [*say("images"), *shown.depth_rows(100, 2)]
@@ -614,7 +614,7 @@ def render(found: Mapping[str, Any]) -> str:
         *answer(code, larger),
     ]
     lines += [
-        "![loss against compute](pictures/frontier_code.svg)",
+        "![loss against compute](../docs/pictures/frontier_code.svg)",
         "",
         *say("figure", where=where),
     ]

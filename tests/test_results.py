@@ -1,4 +1,4 @@
-"""What docs/results.md says is what the committed results say."""
+"""What docs/results.md and lab/ say is what the committed results say."""
 
 import json
 import re
@@ -9,14 +9,21 @@ import pytest
 
 from readme_tables import README, ROOT, measured_tables
 
-SCRIPT = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "make_lab.py"))
 KNOWN = SCRIPT["load"]()
+BLOCKS = SCRIPT["blocks"](KNOWN)
 
 
-def test_the_page_is_the_one_that_the_committed_results_make():
-    assert SCRIPT["PAGE"].read_text(encoding="utf-8") == SCRIPT["render"](KNOWN), (
-        "run: python docs/make_results.py"
-    )
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tables_of_the_laboratory_are_those_that_the_committed_results_make(name):
+    page = (SCRIPT["LAB"] / name).read_text(encoding="utf-8")
+    assert page == SCRIPT["filled"](page, BLOCKS[name]), "run: python docs/make_lab.py"
+
+
+def test_the_page_of_results_is_the_one_that_the_committed_results_make():
+    script = runpy.run_path(str(ROOT / "docs" / "make_results.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
+    assert page == script["render"](), "run: python docs/make_results.py"
 
 
 def test_the_page_of_the_frontier_is_the_one_that_the_committed_results_make():
@@ -44,14 +51,14 @@ def test_the_readmes_first_number_is_the_frontiers():
 def test_a_figure_is_the_one_that_its_results_make(name):
     picture = ROOT / "docs" / "pictures" / f"question_{name}.svg"
     assert picture.read_text(encoding="utf-8") == SCRIPT["compared_figure"](KNOWN[name]), (
-        "run: docs/make_results.py"
+        "run: python docs/make_lab.py"
     )
 
 
 def test_the_curve_is_the_one_that_its_results_make():
     picture = ROOT / "docs" / "pictures" / SCRIPT["CURVE_PICTURE"]
     assert picture.read_text(encoding="utf-8") == SCRIPT["curve_figure"](), (
-        "run: docs/make_results.py"
+        "run: python docs/make_lab.py"
     )
 
 
@@ -61,6 +68,7 @@ def test_summaries_follow_from_the_rows_beside_them(name):
     chose.
     """
     found = KNOWN[name]
+    pages = "".join(path.read_text(encoding="utf-8") for path in SCRIPT["LAB"].glob("*.md"))
     for label, arm in found["arms"].items():
         rows = [
             row for row in found["rows"] if row["arm"] == arm["arm"] and row["rate"] == arm["rate"]
@@ -68,7 +76,7 @@ def test_summaries_follow_from_the_rows_beside_them(name):
         assert [row["seed"] for row in rows] == arm["seeds"], label
         mean = sum(row["test_accuracy"] for row in rows) / len(rows)
         assert arm["test_accuracy"]["mean"] == pytest.approx(mean, abs=1e-12)
-        assert f"{100 * mean:.2f}" in SCRIPT["PAGE"].read_text(encoding="utf-8")
+        assert f"{100 * mean:.2f}" in pages
 
 
 def differences_of_policies():
@@ -89,7 +97,7 @@ def test_differences_in_the_readme_are_those_of_committed_results():
     """Result, interval and n of every row of accuracies are a paired difference in some question's
     JSON.
 
-    Rows marked "(log)" were measured without a JSON; docs/log.md has them.
+    Rows marked "(log)" were measured without a JSON; lab/ has them.
     """
     known = {
         (SCRIPT["points"](difference["test_accuracy"], "+"), str(len(arm["seeds"])))

@@ -1,4 +1,4 @@
-"""The counts of a campaign, as plain data and as the table in docs/reliability.md."""
+"""The counts of a campaign, as plain data and as the table in lab/reliability.md."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tools.faults.driver import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, RESULTS = ROOT / "docs" / "reliability.md", ROOT / "benchmarks" / "results" / "faults.json"
+PAGE, RESULTS = ROOT / "lab" / "reliability.md", ROOT / "benchmarks" / "results" / "faults.json"
 BEGIN, END = "<!-- counted by make faults -->\n", "<!-- end of the counts -->\n"
 PARTS = {
     "power": ("power cuts", 1000),
