@@ -1,12 +1,13 @@
 """Esper grows neural networks while they train.
 
-Importing it is light: what needs torch loads when it is used. Gymnasium knows every built-in task
-from then on, as in `gymnasium.make("esper/blobs-v0")`.
+Importing it is light: what needs torch loads when it is used. Where gymnasium is installed, it
+knows every built-in task from then on, as in `gymnasium.make("esper/blobs-v0")`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from esper.leyline.extras import is_installed, needs
 from esper.runtime.tasks.gymnasium_ids import register_built_in
 
 __version__ = "0.3.0.dev0"
@@ -95,9 +96,15 @@ register_built_in()
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(home), name)
+            with needs("rl", f"esper.{name}"):
+                return getattr(import_module(home), name)
     raise AttributeError(f"module 'esper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__doc__", "__file__", "__path__"]
+    names = [*__all__, "__doc__", "__file__", "__path__"]
+    if is_installed("gymnasium"):
+        return names
+    # help(esper) shows what can be used
+    absent = {name for home in _HOMES if home.startswith("esper.simic") for name in _HOMES[home]}
+    return [name for name in names if name not in absent]

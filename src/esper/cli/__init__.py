@@ -4,6 +4,19 @@ A command reads its options, calls one function of another package, and shows wh
 training, no measuring and no file format may come in here, and no package imports this one.
 """
 
-from esper.cli.app import main
+import sys
+from collections.abc import Sequence
 
-__all__ = ["main"]
+from esper.leyline.errors import MissingExtraError, complain
+from esper.leyline.extras import needs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; the way in for the console script and for `python -m esper`."""
+    try:
+        with needs("cli", "the command esper"):
+            from esper.cli.app import main as run
+    except MissingExtraError as problem:
+        complain(str(problem))
+        sys.exit(2)
+    run(sys.argv[1:] if arguments is None else arguments)

@@ -188,10 +188,10 @@ for look in (runs, watch, serve, report):
     app.command(rich_help_panel="Look")(look)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; the way in for the console script and for `python -m esper`."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; what a caller got wrong is one line, and exit code 2."""
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
+        words = list(arguments)
         for word in words:
             if CONTROLS.search(word):
                 raise SettingError(
