@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from esper.leyline.extras import is_installed, needs
+from esper.leyline.namesake import warn_of_namesake
 from esper.runtime.tasks.gymnasium_ids import register_built_in
 
 __version__ = "0.3.0.dev0"
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from esper.tamiyo.signals import Signals
 
 register_built_in()
+warn_of_namesake()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,16 +7,18 @@ training, no measuring and no file format may come in here, and no package impor
 import sys
 from collections.abc import Sequence
 
-from esper.leyline.errors import MissingExtraError, complain
+from esper.leyline.errors import EsperError, complain
 from esper.leyline.extras import needs
+from esper.leyline.namesake import require_own_package
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
+        require_own_package()
         with needs("cli", "the command esper"):
             from esper.cli.app import main as run
-    except MissingExtraError as problem:
+    except EsperError as problem:
         complain(str(problem))
         sys.exit(2)
     run(sys.argv[1:] if arguments is None else arguments)
