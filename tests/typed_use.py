@@ -69,6 +69,12 @@ def grow(model: nn.Module, example: Tensor, folder: Path) -> nn.Module:
     return garden.harvest()
 
 
+def read(folder: Path) -> str:
+    run = esper.read_run(folder)
+    assert_type(run.rows("epochs"), list[dict[str, Any]])
+    return run.csv()
+
+
 def deepen(model: nn.Module) -> nn.Module:
     esper.check_host(model)
     esper.check_blueprint("image", "typed")

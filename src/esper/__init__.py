@@ -37,6 +37,7 @@ __all__ = [
     "inspect",
     "learn",
     "load",
+    "read_run",
     "register_task",
     "reward_family",
     "reward_term",
@@ -47,6 +48,7 @@ __all__ = [
 
 # the module that each public name is imported from when it is first used
 _HOMES = {
+    "esper.dashboard.tables": ("read_run",),
     "esper.garden.deepening": ("deepen",),
     "esper.garden.garden": ("Garden",),
     "esper.garden.grow": ("grow", "inspect", "load"),
@@ -70,6 +72,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from esper.dashboard.tables import read_run
     from esper.garden.deepening import deepen
     from esper.garden.garden import Garden
     from esper.garden.grow import grow, inspect, load

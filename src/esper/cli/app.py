@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from esper import __version__
 from esper.cli.console import arms_table
-from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
+from esper.cli.look import DataRoot, list_names, report, runs, serve, table, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
 from esper.leyline.imports import import_own
@@ -184,7 +184,7 @@ def fetch_data(
 
 
 app.command("list", rich_help_panel="Data")(list_names)
-for look in (runs, watch, serve, report):
+for look in (runs, watch, serve, report, table):
     app.command(rich_help_panel="Look")(look)
 
 

@@ -18,10 +18,11 @@ from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.storage import runfolder
 from esper.storage.files import digest, write_durably
+from esper.storage.rows import to_csv
 from esper.trials.arms import Stopped
 from esper.trials.comparison import Comparison
 from esper.trials.config import CompareConfig
-from esper.trials.results import summarise, to_csv
+from esper.trials.results import summarise
 
 CONFIG = CompareConfig
 OPTIONS = options_of(

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from esper.cli.console import names_table, runs_table, tasks_table
 from esper.dashboard.reader import RunReader, find_runs, summarise
+from esper.dashboard.tables import RESULTS, read_run
 from esper.leyline.errors import EsperError, printable
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ def report(
 
     write_report(runs, out)
     print(f"wrote {printable(str(out))}")
+
+
+def table(
+    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="results, epochs, rounds, or a kind of event.")
+    ] = RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of CSV.")] = False,
+) -> None:
+    """Print what a run has recorded as CSV."""
+    tables = read_run(run)
+    if as_json:
+        print(json.dumps(tables.rows(name), indent=1, allow_nan=False))
+    else:
+        print(tables.csv(name), end="")
 
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:

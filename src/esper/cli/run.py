@@ -22,7 +22,8 @@ from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.runtime.tasks.task import training_fields
 from esper.storage import runfolder
-from esper.storage.files import copy_files, digest
+from esper.storage.files import copy_files, digest, write_durably
+from esper.storage.rows import to_csv
 from esper.storage.store import digest_json
 from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.curve_export import TrackingSink, require_trackers
@@ -93,6 +94,8 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             call = way_on("run", config.out)
             say(f"stopped; {stop.epochs} epochs are saved. Continue with: {call}")
             return None
+        rows = [asdict(result) for result in results]
+        write_durably(config.out / runfolder.RESULTS_TABLE, to_csv(rows).encode())
         runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
 
