@@ -7,15 +7,16 @@ training, no measuring and no file format may come in here, and no package impor
 import sys
 from collections.abc import Sequence
 
+import esper
 from esper.leyline.errors import EsperError, complain
 from esper.leyline.extras import needs
-from esper.leyline.namesake import require_own_package
+from esper.leyline.namesake import require_own
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; the way in for the console script and for `python -m esper`."""
     try:
-        require_own_package()
+        require_own(esper)
         with needs("cli", "the command esper"):
             from esper.cli.app import main as run
     except EsperError as problem:

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from esper import __version__
 from esper.cli.console import arms_table
+from esper.cli.doctor import GREETING, doctor
 from esper.cli.look import DataRoot, list_names, report, runs, serve, table, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
@@ -78,8 +79,8 @@ def _root(
     ] = None,
 ) -> None:
     if call.invoked_subcommand is None:
-        print(call.get_help())
-        raise typer.Exit(2)
+        print(GREETING, end="")
+        raise typer.Exit
     for name in imports or ():
         import_own(name)
 
@@ -184,6 +185,7 @@ def fetch_data(
 
 
 app.command("list", rich_help_panel="Data")(list_names)
+app.command(rich_help_panel="Data")(doctor)
 for look in (runs, watch, serve, report, table):
     app.command(rich_help_panel="Look")(look)
 

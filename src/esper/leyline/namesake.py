@@ -7,14 +7,14 @@ second; either way a user sees errors that do not name the cause.
 import os
 import sys
 import warnings
+from types import ModuleType
 
-import esper
 from esper.leyline.errors import SettingError
 
-_CURE = (
-    "Use an environment for each, or: pip uninstall esper && "
-    "pip install --force-reinstall --no-deps esper-lite"
-)
+CURE = "pip uninstall esper && pip install --force-reinstall --no-deps esper-lite"
+"""The command that leaves ours; the other library then needs an environment of its own."""
+
+_ADVICE = f"Use an environment for each, or: {CURE}"
 
 
 def find_namesake() -> str | None:
@@ -39,15 +39,15 @@ def warn_of_namesake() -> None:
     if place is not None:
         warnings.warn(
             f"the game library esper is installed too ({place}), and both are imported as esper, "
-            f"so one hides or overwrites the other. {_CURE}",
+            f"so one hides or overwrites the other. {_ADVICE}",
             stacklevel=3,
         )
 
 
-def require_own_package() -> None:
-    """Refuse where `import esper` gives the other distribution."""
-    if "grow" not in getattr(esper, "__all__", ()):
+def require_own(package: ModuleType) -> None:
+    """Refuse where the package that `import esper` gives is that of the other distribution."""
+    if "grow" not in getattr(package, "__all__", ()):
         raise SettingError(
-            f"import esper gives another library ({esper.__file__}), which has taken the place of "
-            f"esper-lite. {_CURE}"
+            f"import esper gives another library ({package.__file__}), which has taken the place "
+            f"of esper-lite. {_ADVICE}"
         )
