@@ -4,6 +4,7 @@ The comparing is elsewhere.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from esper.cli.console import arms_compared, compared_figure, differences
 from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.splits import require_corpus
@@ -68,8 +70,14 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
                 f"{config.out} began with other {other} (see {saved}); choose another --out."
             )
         try:
-            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
-                results = summarise(config, Comparison(config, tell, should_stop, splits).run())
+            with (
+                runfolder.begun(config.out, values),
+                stop_on_signals() as should_stop,
+                show_progress(console) as advance,
+            ):
+                watch = partial(advance, "epochs of all hosts")
+                comparison = Comparison(config, tell, should_stop, splits, watch)
+                results = summarise(config, comparison.run())
         except Stopped:
             tell(f"stopped; finished arms are kept. Continue with: {way_on('compare', config.out)}")
             return None

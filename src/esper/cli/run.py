@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from esper.cli.console import arms_table
 from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.exporting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
@@ -81,12 +83,13 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
                     start,
                 ) as sink,
                 stop_on_signals() as should_stop,
+                show_progress(console) as advance,
             ):
                 results = run_hosts(
                     config,
                     sink=sink,
                     resume=resume,
-                    watch=_watcher(say),
+                    watch=_watcher(say, partial(advance, "epochs"), config.task.build().epochs),
                     should_stop=should_stop,
                     say=say,
                 )
@@ -140,10 +143,13 @@ def _describe_end(config: RunConfig, results: Sequence[ArmFinished]) -> dict[str
     return {"results": [asdict(result) for result in results], "networks": networks}
 
 
-def _watcher(say: Callable[[str], None]) -> Callable[[int, Sequence[Event]], None]:
+def _watcher(
+    say: Callable[[str], None], advance: Callable[[int, int], None], epochs: int
+) -> Callable[[int, Sequence[Event]], None]:
     """Return what prints the events of an epoch that a user wants to see."""
 
     def watch(epoch: int, events: Sequence[Event]) -> None:
+        advance(epoch + 1, epochs)
         for event in events:
             match event:
                 case (
