@@ -6,6 +6,7 @@ A caller's mistake is one line on stderr and exit code 2.
 import errno
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +16,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from esper import __version__
-from esper.cli.console import arms_table
+from esper.cli.console import arms_table, print_json
 from esper.cli.doctor import GREETING, doctor
-from esper.cli.look import DataRoot, list_names, report, runs, serve, table, watch
+from esper.cli.look import AsJson, DataRoot, list_names, report, runs, serve, table, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
 from esper.leyline.imports import import_own
@@ -94,12 +95,13 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")
     ] = _DEMO,
+    as_json: AsJson = False,
 ) -> None:
     """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy
     from esper.trials.config import RunConfig
 
-    console = Console()
+    console = Console(stderr=as_json)
     out = unused(out)
     console.print(
         f"Digits, two arms of {epochs} epochs: same host, same order of data, same "
@@ -118,8 +120,12 @@ def demo(
         if arms is None:
             raise typer.Exit(130)
         results += arms
-    console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / EXPORTED)
+    if as_json:
+        rows = [asdict(result) for result in results]
+        print_json({"results": rows, "out": out, "exported": out / EXPORTED})
+        return
+    console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     print(
         f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain "
         f"module: {out / 'exported'}.\n"
@@ -155,12 +161,16 @@ def export(
         Path, typer.Argument(help="Folder of a finished esper run.", show_default=False)
     ],
     to: Annotated[Path | None, typer.Option(help="Where to; RUN/exported if not given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the best network of a run as a plain module."""
     from esper.cli.run import export_run
 
     folder = to or run / EXPORTED
     best = export_run(run, folder)
+    if as_json:
+        print_json({"folder": folder, **best})
+        return
     scores = (
         f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy "
         f"{best['test_accuracy']:.2%}"
@@ -177,11 +187,16 @@ def fetch_data(
         str, typer.Argument(help="Name of a data set; `esper list` has them.", show_default=False)
     ],
     data_root: DataRoot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Download a data set from its official address."""
     from esper.runtime.tasks.fetch import fetch
 
-    print(*(printable(str(path)) for path in fetch(name, data_root)), sep="\n")
+    notes = fetch(name, data_root)
+    if as_json:
+        print_json({"name": name, "data_root": data_root, "files": notes})
+    else:
+        print(*(printable(note) for note in notes), sep="\n")
 
 
 app.command("list", rich_help_panel="Data")(list_names)

@@ -3,7 +3,6 @@
 The comparing is elsewhere.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.console import arms_compared, compared_figure, differences
+from esper.cli.console import arms_compared, compared_figure, differences, print_json
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
@@ -39,7 +38,7 @@ def play(asked: Asked) -> None:
     if results is None:
         raise typer.Exit(130)
     if asked.as_json:
-        print(json.dumps(results, indent=1, allow_nan=False))
+        print_json(results)
         return
     console = Console()
     console.print(arms_compared(results), differences(results))

@@ -1,5 +1,6 @@
 """What commands print: tables, progress and figures. Reads results, never a run folder."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -32,6 +33,13 @@ _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": Fal
 _FINALS = ("final", "final-equal-flops", "final-whole")
 CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""
+
+
+def print_json(values: Any) -> None:
+    """Print the one JSON document of a command; a number that JSON has no form for is null."""
+    text = json.dumps(values, default=str)
+    plain = json.loads(text, parse_constant=lambda name: None)
+    print(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:

@@ -1,6 +1,5 @@
 """`esper` alone and `esper doctor`: a newcomer's first steps, and what this machine lacks."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 import esper
+from esper.cli.console import print_json
 from esper.cli.look import AsJson, DataRoot
 from esper.cli.session import teller
 from esper.leyline.errors import printable
@@ -38,7 +38,7 @@ def doctor(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     is_broken = any(finding.is_broken for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
-        print(json.dumps({"works": not is_broken, "findings": rows}, indent=1))
+        print_json({"works": not is_broken, "findings": rows})
     else:
         console = Console()
         console.print(findings_table(findings))

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.console import show_rounds
+from esper.cli.console import print_json, show_rounds
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.progress import Meter
 from esper.cli.session import assemble, stop_on_signals, teller, way_on
@@ -40,7 +40,7 @@ def play(asked: Asked) -> None:
         raise typer.Exit(130)
     if asked.as_json:
         saves = json.loads((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))["body"]
-        print(json.dumps({"rounds": saved_rounds(config.out), **saves}, indent=1))
+        print_json({"rounds": saved_rounds(config.out), **saves})
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:

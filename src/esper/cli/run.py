@@ -3,7 +3,6 @@
 The loop is elsewhere.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from esper.cli.console import arms_table
+from esper.cli.console import arms_table, print_json
 from esper.cli.options import HOSTS, Asked, options_of
 from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
@@ -53,7 +52,7 @@ def play(asked: Asked) -> None:
     if results is None:
         raise typer.Exit(130)
     if asked.as_json:
-        print(json.dumps([asdict(result) for result in results], indent=1))
+        print_json([asdict(result) for result in results])
     else:
         Console().print(arms_table(results, f"{config.policy} on {config.task.name}"))
 
