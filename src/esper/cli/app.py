@@ -50,9 +50,7 @@ class OneScreen(TyperGroup):
         )
 
 
-app = typer.Typer(
-    cls=OneScreen, add_completion=False, help="Grow neural networks while they train."
-)
+app = typer.Typer(cls=OneScreen, help="Grow neural networks while they train.")
 data_app = typer.Typer(no_args_is_help=True, help="Fetch official data sets to this machine.")
 app.add_typer(data_app, name="data", rich_help_panel="Data")
 

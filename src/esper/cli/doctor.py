@@ -13,7 +13,6 @@ from rich.text import Text
 import esper
 from esper.cli.console import print_json
 from esper.cli.look import AsJson, DataRoot
-from esper.cli.session import teller
 from esper.leyline.errors import printable
 
 if TYPE_CHECKING:
@@ -40,11 +39,9 @@ def doctor(data_root: DataRoot = None, as_json: AsJson = False) -> None:
         rows = [asdict(finding) for finding in findings]
         print_json({"works": not is_broken, "findings": rows})
     else:
-        console = Console()
-        console.print(findings_table(findings))
-        tell = teller(console)
+        Console().print(findings_table(findings))
         for line in advice(findings):
-            tell(line)
+            print(printable(line))
     if is_broken:
         raise typer.Exit(1)
 
