@@ -102,7 +102,13 @@ def train_ppo_vectorized(
         last_update = time.perf_counter()
         for number in range(first_round, config.rounds):
             tally = play_round(
-                env, agent, rollout, number, sink, vote, partial(advance, f"round {number + 1}")
+                env,
+                agent,
+                rollout,
+                number,
+                sink,
+                vote,
+                watch=partial(advance, f"round {number + 1}"),
             )
             played = time.perf_counter()
             record = agent.update(rollout)
