@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint slow docs faults clean
+.PHONY: demo test lint slow docs faults dist clean
 
 demo: .venv/demo.ready
 	$(BIN)/esper demo
@@ -53,6 +53,10 @@ lint: .venv/dev.ready
 	$(INSTALL) --editable '.[docs]'
 	$(COMPILE)
 	touch $@
+
+dist: .venv/dev.ready
+	rm -rf dist
+	$(BIN)/python -m build
 
 clean:
 	rm -rf .venv site build dist src/*.egg-info

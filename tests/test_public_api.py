@@ -1,7 +1,11 @@
 """What `help(esper.grow)` shows: every public name explains itself with an example that runs."""
 
+import ast
 import doctest
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from esper.runtime.tasks.registry import TASKS
 from esper.simic.rewards import FAMILIES, TERMS
 from esper.tamiyo.rules import RULES
 
+TYPED_USE = Path(__file__).with_name("typed_use.py")
 NAMES = sorted(set(esper.__all__) - {"__version__"})
 ERRORS = [
     value
@@ -53,3 +58,28 @@ def test_an_error_says_when_it_is_raised_and_what_to_do(error):
     first, _, rest = (vars(error).get("__doc__") or "").partition("\n\n")
     assert first.startswith("Raised ")
     assert rest.strip()
+
+
+def test_a_strictly_typed_program_uses_every_public_name():
+    tree = ast.parse(TYPED_USE.read_text("utf-8"))
+    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in reads if getattr(node.value, "id", None) == "esper"}
+    assert used == set(esper.__all__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "checker",
+    [
+        ["pyright", "--pythonpath", sys.executable],
+        ["mypy", "--strict", "--config-file=", "--follow-imports=silent"],
+    ],
+    ids=["pyright", "mypy"],
+)
+def test_a_strictly_typed_program_passes(checker, tmp_path):
+    """In a folder without our settings; `make lint` reads it with them."""
+    program = tmp_path / TYPED_USE.name
+    program.write_text("# pyright: strict\n" + TYPED_USE.read_text("utf-8"), encoding="utf-8")
+    command = [sys.executable, "-m", *checker, program.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout

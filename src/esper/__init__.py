@@ -1,12 +1,14 @@
 """Esper grows neural networks while they train.
 
-Importing it is light: what needs torch loads when it is used. Gymnasium knows every built-in task
-from then on, as in `gymnasium.make("esper/blobs-v0")`.
+Importing it is light: what needs torch loads when it is used. Where gymnasium is installed, it
+knows every built-in task from then on, as in `gymnasium.make("esper/blobs-v0")`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from esper.leyline.extras import is_installed, needs
+from esper.leyline.namesake import warn_of_namesake
 from esper.runtime.tasks.gymnasium_ids import register_built_in
 
 __version__ = "0.3.0.dev0"
@@ -35,6 +37,7 @@ __all__ = [
     "inspect",
     "learn",
     "load",
+    "read_run",
     "register_task",
     "reward_family",
     "reward_term",
@@ -45,6 +48,7 @@ __all__ = [
 
 # the module that each public name is imported from when it is first used
 _HOMES = {
+    "esper.dashboard.tables": ("read_run",),
     "esper.garden.deepening": ("deepen",),
     "esper.garden.garden": ("Garden",),
     "esper.garden.grow": ("grow", "inspect", "load"),
@@ -68,6 +72,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from esper.dashboard.tables import read_run
     from esper.garden.deepening import deepen
     from esper.garden.garden import Garden
     from esper.garden.grow import grow, inspect, load
@@ -90,14 +95,21 @@ if TYPE_CHECKING:
     from esper.tamiyo.signals import Signals
 
 register_built_in()
+warn_of_namesake()
 
 
 def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(home), name)
+            with needs("rl", f"esper.{name}"):
+                return getattr(import_module(home), name)
     raise AttributeError(f"module 'esper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__doc__", "__file__", "__path__"]
+    names = [*__all__, "__doc__", "__file__", "__path__"]
+    if is_installed("gymnasium"):
+        return names
+    # help(esper) shows what can be used
+    absent = {name for home in _HOMES if home.startswith("esper.simic") for name in _HOMES[home]}
+    return [name for name in names if name not in absent]

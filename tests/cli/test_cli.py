@@ -93,9 +93,17 @@ def test_the_same_things_have_the_same_names_in_all_commands(options):
         assert set(options) <= set(options_of(name))
 
 
-def test_without_a_command_the_help_is_shown(capsys):
-    _, out, err = call(capsys)
-    assert "demo" in out + err
+def test_without_a_command_it_greets_and_shows_three_next_steps(capsys):
+    code, out, err = call(capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Esper {esper.__version__} grows neural networks")
+    steps = [line for line in out.splitlines() if re.match(r"  \d\. ", line)]
+    assert len(steps) == 3
+    commands = get_command(cli.app).commands
+    for step, command in zip((steps[0], steps[2]), ("demo", "doctor"), strict=True):
+        assert step.endswith(f"esper {command}")
+        assert command in commands
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

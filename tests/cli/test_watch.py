@@ -90,7 +90,9 @@ def test_a_missing_tracker_is_one_line_and_leaves_nothing(capsys, monkeypatch, t
     for arguments in (["ppo", "--task", "blobs", "--out", "run"], grow("run")):
         code, out, err = call(capsys, *arguments, "--wandb")
         assert (code, out) == (2, "")
-        assert re.fullmatch(r"esper: .*wandb .*pip install 'esper-lite\[track\]'\n", err)
+        assert re.fullmatch(
+            r"esper: .*wandb\. Install it: pip install 'esper-lite\[track\]'\n", err
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run
 from esper.dashboard import server
 from esper.dashboard.report import STATIC, script_names
 from esper.dashboard.server import HEADERS, build_app, choose_token, listen, serve
-from esper.leyline.errors import SaveError, SettingError
+from esper.leyline.errors import MissingExtraError, SaveError, SettingError
 
 TOKEN = "a-token-of-more-than-16-letters"
 EVERYWHERE = (
@@ -374,7 +374,7 @@ def test_a_folder_that_is_not_there_is_told_before_anything_listens(tmp_path):
 def test_without_the_extra_the_way_to_get_it_is_told(monkeypatch):
     monkeypatch.delitem(sys.modules, "esper.dashboard.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(SettingError, match=r"pip install 'esper-lite\[web\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'esper-lite\[web\]'"):
         importlib.import_module("esper.dashboard.server")
 
 

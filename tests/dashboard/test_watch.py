@@ -16,7 +16,7 @@ from cases import with_slow
 from dashboard.test_drawing import CONFIG, WHOLE, grown_epochs, round_end, round_events, stage
 from esper.dashboard.reader import RunReader
 from esper.dashboard.watch import Panel, WatchApp, watch
-from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.errors import EsperError, MissingExtraError, SettingError
 from esper.telemetry import events
 
 SMALL, LARGE = (80, 24), (200, 60)
@@ -378,5 +378,5 @@ def test_without_a_terminal_it_says_so(folder, monkeypatch):
 def test_without_textual_it_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "esper.dashboard.watch")
     monkeypatch.setitem(sys.modules, "textual", None)
-    with pytest.raises(SettingError, match="pip install 'esper-lite\\[tui\\]'"):
+    with pytest.raises(MissingExtraError, match="pip install 'esper-lite\\[tui\\]'"):
         importlib.import_module("esper.dashboard.watch")

@@ -3,11 +3,8 @@
 the loop itself, evidence, limits, policies, shadow passes, hints, summaries.
 """
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 import esper
@@ -377,17 +374,11 @@ def test_a_seed_that_was_taken_out_of_the_optimizer_is_an_error_at_the_next_step
         garden.step(made_up(garden))
 
 
-def rendered(table):
-    console = Console(file=io.StringIO(), width=160)
-    console.print(table)
-    return console.file.getvalue()
-
-
 def test_the_summary_shows_slots_stages_parameters_budget_and_evidence():
     garden = walk_to(grow_cnn({0: PLANT_FIRST}, budget=3.0, keeps=False), "PROBATIONARY")
-    assert "not measured" in rendered(garden.summary())
+    assert "not measured" in garden.summary()
     garden.step(made_up(garden))
-    text = rendered(garden.summary())
+    text = garden.summary()
     for part in (
         "layer1",
         "PROBATIONARY",

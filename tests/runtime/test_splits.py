@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from esper.leyline.errors import DataError
+from esper.leyline.errors import DataError, MissingExtraError
 from esper.runtime.splits import (
     PAD,
     SealedSplit,
@@ -81,7 +81,7 @@ def test_digits_are_images_of_about_unit_range_with_every_class_in_every_split()
 
 def test_digits_without_scikit_learn_say_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match="pip install"):
+    with pytest.raises(MissingExtraError, match="pip install"):
         load_digits()
 
 

@@ -150,9 +150,9 @@ def test_ranks_ask_every_two_seconds_and_read_later_unless_epochs_are_long(tmp_p
     """
     given, real, finish = [], trainer.play_round, RoundTally.finish
 
-    def play(*arguments):
+    def play(*arguments, **options):
         given.append((arguments[-1].every, arguments[-1].reads_later))
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(trainer, "play_round", play)
     seconds = iter([2.8, 100.0, 28.0, 20.0, 0.001])

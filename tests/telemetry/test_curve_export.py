@@ -19,7 +19,7 @@ from epoch_records import grown_epoch
 from esper.cli.ppo import run_ppo
 from esper.cli.run import run_policy
 from esper.dashboard.reader import RunReader
-from esper.leyline.errors import SettingError
+from esper.leyline.errors import MissingExtraError, SettingError
 from esper.runtime.config import TaskConfig
 from esper.storage.runfolder import CONFIG, EVENTS
 from esper.telemetry.curve_export import TRACKERS, TrackingSink, require_trackers, scalars_of
@@ -232,7 +232,7 @@ def test_wandb_goes_online_where_its_variable_says_so(wandb, tmp_path, monkeypat
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_refused_with_what_to_install(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SettingError, match=rf"{name} .*pip install 'esper-lite\[track\]'"):
+    with pytest.raises(MissingExtraError, match=rf"{name}\. .*pip install 'esper-lite\[track\]'"):
         require_trackers([name])
 
 
@@ -366,7 +366,7 @@ def test_a_missing_package_is_refused_before_the_folder_is_made(tmp_path, monkey
         (run_ppo, tiny(tmp_path / "a", telemetry__track=["wandb"])),
         (run_policy, configured(tmp_path / "b", telemetry={"track": ["wandb"]})),
     ):
-        with pytest.raises(SettingError, match="wandb"):
+        with pytest.raises(MissingExtraError, match="wandb"):
             start(config, False, QUIET)
     assert list(tmp_path.iterdir()) == []
 

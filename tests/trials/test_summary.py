@@ -9,8 +9,9 @@ import json
 
 import pytest
 
+from esper.storage.rows import to_csv
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.trials.results import ArmRow, Trials, summarise, to_csv
+from esper.trials.results import ArmRow, Trials, summarise
 from trials.test_comparison import configured
 
 NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)

@@ -4,6 +4,22 @@ A command reads its options, calls one function of another package, and shows wh
 training, no measuring and no file format may come in here, and no package imports this one.
 """
 
-from esper.cli.app import main
+import sys
+from collections.abc import Sequence
 
-__all__ = ["main"]
+import esper
+from esper.leyline.errors import EsperError, complain
+from esper.leyline.extras import needs
+from esper.leyline.namesake import require_own
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; the way in for the console script and for `python -m esper`."""
+    try:
+        require_own(esper)
+        with needs("cli", "the command esper"):
+            from esper.cli.app import main as run
+    except EsperError as problem:
+        complain(str(problem))
+        sys.exit(2)
+    run(sys.argv[1:] if arguments is None else arguments)

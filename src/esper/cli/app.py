@@ -6,6 +6,7 @@ A caller's mistake is one line on stderr and exit code 2.
 import errno
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,9 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from esper import __version__
-from esper.cli.console import arms_table
-from esper.cli.look import DataRoot, list_names, report, runs, serve, watch
+from esper.cli.console import arms_table, print_json
+from esper.cli.doctor import GREETING, doctor
+from esper.cli.look import AsJson, DataRoot, list_names, report, runs, serve, table, watch
 from esper.cli.options import ConfiguredCommand
 from esper.leyline.errors import CONTROLS, EsperError, SettingError, complain, printable
 from esper.leyline.imports import import_own
@@ -48,9 +50,7 @@ class OneScreen(TyperGroup):
         )
 
 
-app = typer.Typer(
-    cls=OneScreen, add_completion=False, help="Grow neural networks while they train."
-)
+app = typer.Typer(cls=OneScreen, help="Grow neural networks while they train.")
 data_app = typer.Typer(no_args_is_help=True, help="Fetch official data sets to this machine.")
 app.add_typer(data_app, name="data", rich_help_panel="Data")
 
@@ -78,8 +78,8 @@ def _root(
     ] = None,
 ) -> None:
     if call.invoked_subcommand is None:
-        print(call.get_help())
-        raise typer.Exit(2)
+        print(GREETING, end="")
+        raise typer.Exit
     for name in imports or ():
         import_own(name)
 
@@ -93,12 +93,13 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for the two runs; a number is added where it is taken.")
     ] = _DEMO,
+    as_json: AsJson = False,
 ) -> None:
     """Grow a small CNN on digits, next to one left alone."""
     from esper.cli.run import export_run, run_policy
     from esper.trials.config import RunConfig
 
-    console = Console()
+    console = Console(stderr=as_json)
     out = unused(out)
     console.print(
         f"Digits, two arms of {epochs} epochs: same host, same order of data, same "
@@ -117,8 +118,12 @@ def demo(
         if arms is None:
             raise typer.Exit(130)
         results += arms
-    console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     export_run(out / "heuristic", out / EXPORTED)
+    if as_json:
+        rows = [asdict(result) for result in results]
+        print_json({"results": rows, "out": out, "exported": out / EXPORTED})
+        return
+    console.print(arms_table(results, f"host alone against grown, digits, seed {seed}"))
     print(
         f"Runs: {out / 'never'} and {out / 'heuristic'}. The grown network as a plain "
         f"module: {out / 'exported'}.\n"
@@ -154,12 +159,16 @@ def export(
         Path, typer.Argument(help="Folder of a finished esper run.", show_default=False)
     ],
     to: Annotated[Path | None, typer.Option(help="Where to; RUN/exported if not given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the best network of a run as a plain module."""
     from esper.cli.run import export_run
 
     folder = to or run / EXPORTED
     best = export_run(run, folder)
+    if as_json:
+        print_json({"folder": folder, **best})
+        return
     scores = (
         f"held-out accuracy {best['validation_accuracy']:.2%}, test accuracy "
         f"{best['test_accuracy']:.2%}"
@@ -176,22 +185,28 @@ def fetch_data(
         str, typer.Argument(help="Name of a data set; `esper list` has them.", show_default=False)
     ],
     data_root: DataRoot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Download a data set from its official address."""
     from esper.runtime.tasks.fetch import fetch
 
-    print(*(printable(str(path)) for path in fetch(name, data_root)), sep="\n")
+    notes = fetch(name, data_root)
+    if as_json:
+        print_json({"name": name, "data_root": data_root, "files": notes})
+    else:
+        print(*(printable(note) for note in notes), sep="\n")
 
 
 app.command("list", rich_help_panel="Data")(list_names)
-for look in (runs, watch, serve, report):
+app.command(rich_help_panel="Data")(doctor)
+for look in (runs, watch, serve, report, table):
     app.command(rich_help_panel="Look")(look)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; the way in for the console script and for `python -m esper`."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the command line; what a caller got wrong is one line, and exit code 2."""
     try:
-        words = list(sys.argv[1:] if arguments is None else arguments)
+        words = list(arguments)
         for word in words:
             if CONTROLS.search(word):
                 raise SettingError(

@@ -3,25 +3,27 @@
 The comparing is elsewhere.
 """
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from esper.cli.console import arms_compared, compared_figure, differences
+from esper.cli.console import arms_compared, compared_figure, differences, print_json
 from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.splits import require_corpus
 from esper.simic.team import code_digest
 from esper.storage import runfolder
 from esper.storage.files import digest, write_durably
+from esper.storage.rows import to_csv
 from esper.trials.arms import Stopped
 from esper.trials.comparison import Comparison
 from esper.trials.config import CompareConfig
-from esper.trials.results import summarise, to_csv
+from esper.trials.results import summarise
 
 CONFIG = CompareConfig
 OPTIONS = options_of(
@@ -36,7 +38,7 @@ def play(asked: Asked) -> None:
     if results is None:
         raise typer.Exit(130)
     if asked.as_json:
-        print(json.dumps(results, indent=1, allow_nan=False))
+        print_json(results)
         return
     console = Console()
     console.print(arms_compared(results), differences(results))
@@ -67,8 +69,14 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
                 f"{config.out} began with other {other} (see {saved}); choose another --out."
             )
         try:
-            with runfolder.begun(config.out, values), stop_on_signals() as should_stop:
-                results = summarise(config, Comparison(config, tell, should_stop, splits).run())
+            with (
+                runfolder.begun(config.out, values),
+                stop_on_signals() as should_stop,
+                show_progress(console) as advance,
+            ):
+                watch = partial(advance, "epochs of all hosts")
+                comparison = Comparison(config, tell, should_stop, splits, watch)
+                results = summarise(config, comparison.run())
         except Stopped:
             tell(f"stopped; finished arms are kept. Continue with: {way_on('compare', config.out)}")
             return None

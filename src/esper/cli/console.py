@@ -1,16 +1,18 @@
 """What commands print: tables, progress and figures. Reads results, never a run folder."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
-from rich.console import Console, JustifyMethod
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from esper.cli.progress import Meter, is_watched
 from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
@@ -31,6 +33,13 @@ _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": Fal
 _FINALS = ("final", "final-equal-flops", "final-whole")
 CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
 """What every other arm is measured against, where it is there, with whatever settings."""
+
+
+def print_json(values: Any) -> None:
+    """Print the one JSON document of a command; a number that JSON has no form for is null."""
+    text = json.dumps(values, default=str)
+    plain = json.loads(text, parse_constant=lambda name: None)
+    print(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
@@ -158,23 +167,30 @@ def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
 
 
 @contextmanager
-def show_rounds(rounds: int, console: Console) -> Iterator[Callable[[RoundFinished], None]]:
-    """Draws every round that it is given: live on a terminal, else a line each."""
-    if (
-        console.quiet or not console.is_terminal
-    ):  # a live display would swallow what is written to stderr
+def show_rounds(
+    rounds: int, console: Console, meter: Meter | None = None
+) -> Iterator[Callable[[RoundFinished], None]]:
+    """Draws every round that it is given: live on a terminal, else a line each.
+
+    `meter` shows how far the round is below the last one.
+    """
+    if not is_watched(console):  # a live display would swallow what is written to stderr
         yield lambda event: console.print(
             round_line(event, rounds), markup=False, highlight=False, soft_wrap=True
         )
         return
     returns: list[float] = []
-    with Live(console=console, refresh_per_second=4) as live:
+    meter = meter or Meter()
+    with Live(meter.bar, console=console, refresh_per_second=4) as live:
 
         def draw(event: RoundFinished) -> None:
             returns.append(event.mean_return)
-            live.update(rounds_table(event, rounds, max(returns)))
+            live.update(Group(rounds_table(event, rounds, max(returns)), meter.bar), refresh=True)
 
-        yield draw
+        try:
+            yield draw
+        finally:
+            meter.clear()
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:

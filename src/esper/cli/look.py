@@ -3,7 +3,6 @@
 They change nothing.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from inspect import getdoc
@@ -13,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from esper.cli.console import names_table, runs_table, tasks_table
+from esper.cli.console import names_table, print_json, runs_table, tasks_table
 from esper.dashboard.reader import RunReader, find_runs, summarise
+from esper.dashboard.tables import RESULTS, read_run
 from esper.leyline.errors import EsperError, printable
 
 if TYPE_CHECKING:
     from esper.runtime.tasks.task import Task
 
 Folder = Annotated[Path, typer.Argument(help="Folder of runs.", show_default=True)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DataRoot = Annotated[
     Path | None,
     typer.Option(envvar="ESPER_DATA", help="Folder that holds the data sets.", show_default=False),
@@ -37,7 +37,7 @@ def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
         summaries.append(summarise(reader))
     if as_json:
         rows = [asdict(summary) for summary in summaries]
-        print(json.dumps(rows, indent=1, default=str, allow_nan=False))
+        print_json(rows)
     else:
         Console().print(runs_table(summaries))
 
@@ -68,12 +68,31 @@ def serve(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML page about one or more runs."""
     from esper.dashboard.report import write_report
 
     write_report(runs, out)
-    print(f"wrote {printable(str(out))}")
+    if as_json:
+        print_json({"report": out, "runs": runs})
+    else:
+        print(f"wrote {printable(str(out))}")
+
+
+def table(
+    run: Annotated[Path, typer.Argument(help="Run folder.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="results, epochs, rounds, or a kind of event.")
+    ] = RESULTS,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a run has recorded as CSV."""
+    tables = read_run(run)
+    if as_json:
+        print_json(tables.rows(name))
+    else:
+        print(tables.csv(name), end="")
 
 
 def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
@@ -100,7 +119,7 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
         },
     }
     if as_json:
-        print(json.dumps({"tasks": rows, **names}, indent=2, allow_nan=False))
+        print_json({"tasks": rows, **names})
         return
     console = Console()
     console.print(tasks_table(rows))

@@ -10,8 +10,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from esper.cli.console import show_rounds
+from esper.cli.console import print_json, show_rounds
 from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.progress import Meter
 from esper.cli.session import assemble, stop_on_signals, teller, way_on
 from esper.leyline.errors import SettingError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
@@ -39,7 +40,7 @@ def play(asked: Asked) -> None:
         raise typer.Exit(130)
     if asked.as_json:
         saves = json.loads((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))["body"]
-        print(json.dumps({"rounds": saved_rounds(config.out), **saves}, indent=1))
+        print_json({"rounds": saved_rounds(config.out), **saves})
 
 
 def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
@@ -48,6 +49,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     Returns True if it finished, and False if it was stopped.
     """
     wants_cuda = config.devices[0].startswith("cuda")
+    meter = Meter()
     with joined_team(wants_cuda) as team, opened(config, resume, team) as opening:
         settings, is_resumed, sink = opening
         console = console if team.rank == 0 else Console(quiet=True)
@@ -55,12 +57,13 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
         try:
             with (
                 stop_on_signals(patient=is_launched()) as is_asked,
-                show_rounds(settings.rounds, console) as watch,
+                show_rounds(settings.rounds, console, meter) as watch,
             ):
                 asks: dict[str, Any] = {
                     "should_stop": is_asked,
                     "watch": watch,
                     "tell": teller(console),
+                    "advance": meter.advance,
                 }
                 asks["watch_ranks"] = lambda ranks: _tell_ranks(ranks, console)
                 train_ppo_vectorized(settings, sink=sink, resume=is_resumed, team=team, **asks)

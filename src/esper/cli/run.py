@@ -3,10 +3,10 @@
 The loop is elsewhere.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +14,17 @@ import typer
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from esper.cli.console import arms_table
+from esper.cli.console import arms_table, print_json
 from esper.cli.options import HOSTS, Asked, options_of
+from esper.cli.progress import show_progress
 from esper.cli.session import assemble, read_started, stop_on_signals, teller, way_on
 from esper.kasmina.exporting import SOURCE, WEIGHTS
 from esper.leyline.errors import SaveError
 from esper.runtime.devices import describe_map, map_hosts, parse_devices
 from esper.runtime.tasks.task import training_fields
 from esper.storage import runfolder
-from esper.storage.files import copy_files, digest
+from esper.storage.files import copy_files, digest, write_durably
+from esper.storage.rows import to_csv
 from esper.storage.store import digest_json
 from esper.tamiyo.policy_names import Rule, parse
 from esper.telemetry.curve_export import TrackingSink, require_trackers
@@ -50,7 +52,7 @@ def play(asked: Asked) -> None:
     if results is None:
         raise typer.Exit(130)
     if asked.as_json:
-        print(json.dumps([asdict(result) for result in results], indent=1))
+        print_json([asdict(result) for result in results])
     else:
         Console().print(arms_table(results, f"{config.policy} on {config.task.name}"))
 
@@ -80,12 +82,13 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
                     start,
                 ) as sink,
                 stop_on_signals() as should_stop,
+                show_progress(console) as advance,
             ):
                 results = run_hosts(
                     config,
                     sink=sink,
                     resume=resume,
-                    watch=_watcher(say),
+                    watch=_watcher(say, partial(advance, "epochs"), config.task.build().epochs),
                     should_stop=should_stop,
                     say=say,
                 )
@@ -93,6 +96,8 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             call = way_on("run", config.out)
             say(f"stopped; {stop.epochs} epochs are saved. Continue with: {call}")
             return None
+        rows = [asdict(result) for result in results]
+        write_durably(config.out / runfolder.RESULTS_TABLE, to_csv(rows).encode())
         runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
 
@@ -137,10 +142,13 @@ def _describe_end(config: RunConfig, results: Sequence[ArmFinished]) -> dict[str
     return {"results": [asdict(result) for result in results], "networks": networks}
 
 
-def _watcher(say: Callable[[str], None]) -> Callable[[int, Sequence[Event]], None]:
+def _watcher(
+    say: Callable[[str], None], advance: Callable[[int, int], None], epochs: int
+) -> Callable[[int, Sequence[Event]], None]:
     """Return what prints the events of an epoch that a user wants to see."""
 
     def watch(epoch: int, events: Sequence[Event]) -> None:
+        advance(epoch + 1, epochs)
         for event in events:
             match event:
                 case (

@@ -6,6 +6,7 @@ Nothing is written to it.
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
@@ -218,6 +219,19 @@ def _follow(file: BinaryIO, bookmark: Bookmark, view: RunView, rank: int, end: f
                 bookmark.rounds[view.begun[rank]] = bookmark.offset
         bookmark.is_inside = not is_whole
         bookmark.offset += len(line)
+
+
+def records_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Read all whole records of a run's events, rank by rank, without a view of them."""
+    for path in event_files(folder).values():
+        with reading(path) as file:
+            is_inside = False  # of a line that is too long to be an event of ours
+            for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+                is_whole = line.endswith(b"\n")
+                record = _read_record(line) if is_whole and not is_inside else {}
+                is_inside = not is_whole
+                if record:
+                    yield record
 
 
 def _read_record(line: bytes) -> dict[str, Any]:

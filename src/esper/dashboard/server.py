@@ -21,8 +21,9 @@ from esper.dashboard.payload import Sent, curves, encode, episode_data, header, 
 from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
 from esper.dashboard.standings import Arm, arms_of, standings
 from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.extras import needs
 
-try:
+with needs("web", "esper serve"):
     import uvicorn
     from anyio import CapacityLimiter, Lock, to_thread
     from starlette.applications import Starlette
@@ -35,10 +36,6 @@ try:
     from starlette.staticfiles import StaticFiles
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ModuleNotFoundError as missing:
-    raise SettingError(
-        "esper serve needs starlette and uvicorn: pip install 'esper-lite[web]'"
-    ) from missing
 
 STATIC = Path(__file__).parent / "static"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")

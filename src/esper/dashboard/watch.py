@@ -10,12 +10,12 @@ from collections import deque
 from pathlib import Path
 from typing import ClassVar
 
-from rich.text import Text
-
 from esper.dashboard.reader import RunReader, open_run, summarise
 from esper.leyline.errors import EsperError, SettingError
+from esper.leyline.extras import needs
 
-try:
+with needs("tui", "esper watch"):
+    from rich.text import Text
     from textual import work
     from textual.app import App, ComposeResult
     from textual.binding import Binding
@@ -24,8 +24,6 @@ try:
 
     from esper.dashboard import drawing
     from esper.dashboard.drawing import Moment
-except ModuleNotFoundError as missing:
-    raise SettingError("esper watch needs textual: pip install 'esper-lite[tui]'") from missing
 
 SECONDS_BETWEEN_READINGS = 0.25
 

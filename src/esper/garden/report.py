@@ -1,14 +1,11 @@
 """What growing is worth, part by part, and a garden as a table. Nothing here changes a network."""
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from esper.garden.books import Books
@@ -118,20 +115,31 @@ def summarize(model: MorphogeneticModel, epoch: int, history: Sequence[Event]) -
     limit = f" of {model.budget:,}" if model.budget is not None else ""
     seeds = f"{model.active_seeds} live, {model.fossilized_seeds} kept"
     caption = f"{model.total_params:,}{limit} parameters; seeds: {seeds}"
-    table = Table(title=f"epoch {epoch}", caption=caption)
-    for column in ("slot", "module", "kind", "stage", "seed"):
-        table.add_column(column, justify="left")
-    for column in ("alpha", "parameters", "fossils", "contribution"):
-        table.add_column(column, justify="right")
+    rows: list[Sequence[str]] = [_COLUMNS]
     for slot_id, report in model.get_slot_reports().items():
-        _add_row(table, report, model.slot_config.modules[slot_id])
-    text = io.StringIO()
-    Console(width=120, file=text).print(table)
+        rows.append(_row_of(report, model.slot_config.modules[slot_id]))
     reported = [str(event) for event in history if isinstance(event, GrowthReported)]
-    return "\n".join([text.getvalue().rstrip(), *reported[-1:]])
+    return "\n".join([f"epoch {epoch}", *_aligned(rows), caption, *reported[-1:]])
 
 
-def _add_row(table: Table, report: SeedStateReport, module: str) -> None:
+_COLUMNS = (
+    *("slot", "module", "kind", "stage", "seed"),
+    *("alpha", "parameters", "fossils", "contribution"),
+)
+_WORDS = 5  # columns of words, on the left; numbers follow
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Each row as one line, its columns under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = []
+        for number, (text, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(text.ljust(width) if number < _WORDS else text.rjust(width))
+        yield "  ".join(cells)
+
+
+def _row_of(report: SeedStateReport, module: str) -> tuple[str, ...]:
     """One slot; without a live seed it has neither alpha nor evidence."""
     metrics = report.metrics
     alpha = "-"
@@ -141,7 +149,7 @@ def _add_row(table: Table, report: SeedStateReport, module: str) -> None:
         evidence = format_gain(
             metrics.counterfactual_contribution, metrics.counterfactual_standard_error
         )
-    table.add_row(
+    return (
         report.slot_id,
         module,
         report.kind,

@@ -121,6 +121,13 @@ class SettingError(EsperError, ValueError):
     """
 
 
+class MissingExtraError(EsperError, ImportError):
+    """Raised when a package is not installed that only a part of Esper needs.
+
+    Install the extra that the message names.
+    """
+
+
 class NotCompiledError(SettingError):
     """Raised when a captured graph needs a kernel that is not compiled yet.
 

@@ -28,14 +28,16 @@ class LengthsConfig(Configuration):
     """
 
     training: int | None = Field(
-        None, ge=0, description="incubation before blending; 0 starts to blend at once"
+        default=None, ge=0, description="incubation before blending; 0 starts to blend at once"
     )
-    ramp: int | None = Field(None, ge=0)
+    ramp: int | None = Field(default=None, ge=0)
     """from alpha 0 to alpha 1; 1 is fully blended in from the first epoch, 0 plants for good,
     unmeasured
     """
-    embargo: int | None = Field(None, ge=0, description="a slot stays closed after a cull")
-    resetting: int | None = Field(None, ge=0, description="between embargo and the next chance")
+    embargo: int | None = Field(default=None, ge=0, description="a slot stays closed after a cull")
+    resetting: int | None = Field(
+        default=None, ge=0, description="between embargo and the next chance"
+    )
 
 
 def _of_task(name: str, note: str = "", **limits: Any) -> Any:
@@ -50,13 +52,13 @@ def _of_task(name: str, note: str = "", **limits: Any) -> Any:
     if about.range is not None:
         bounds["gt"] = about.range.above
         bounds["le"] = about.range.most
-    return Field(None, description=about.help + note, **{**bounds, **limits})
+    return Field(default=None, description=about.help + note, **{**bounds, **limits})
 
 
 class TaskConfig(Configuration):
     """What hosts are trained on; None leaves a default of the task alone."""
 
-    name: str = Field("digits", description=FIELDS["name"].help)
+    name: str = Field(default="digits", description=FIELDS["name"].help)
     epoch_examples: int | None = _of_task("epoch_examples", le=10**7)
     held_out: int | None = _of_task("held_out")
     batch: int | None = _of_task("batch")
@@ -73,7 +75,7 @@ class TaskConfig(Configuration):
     blends: tuple[str, ...] | None = _of_task("blends", min_length=1)
     scale_at_birth: float | None = _of_task("scale_at_birth", ge=0)
     prunes: bool | None = _of_task("prunes")
-    lengths: LengthsConfig = Field(LengthsConfig(), description=FIELDS["lengths"].help)
+    lengths: LengthsConfig = Field(default=LengthsConfig(), description=FIELDS["lengths"].help)
 
     def build(self) -> Task:
         """Return the task with what was changed; a length in compute makes that the clock."""
@@ -107,36 +109,38 @@ class HostsConfig(Configuration):
     """What `esper ppo`, `esper run` and `esper compare` have in common."""
 
     task: TaskConfig = Field(
-        TaskConfig(), description="what hosts are trained on, and for how long"
+        default=TaskConfig(), description="what hosts are trained on, and for how long"
     )
     seed: int = Field(
-        0,
+        default=0,
         ge=0,
         le=2**128,
         description="random seed of the first host; others take the next ones",
     )
     devices: tuple[str, ...] = Field(
-        ("cpu",), min_length=1, description="where hosts train: cpu, or cuda:0 cuda:1"
+        default=("cpu",), min_length=1, description="where hosts train: cpu, or cuda:0 cuda:1"
     )
     executor: Literal["auto", "eager", "graphed"] = Field(
-        "auto", description="how hosts' steps are run"
+        default="auto", description="how hosts' steps are run"
     )
     amp: Literal["off", "bf16", "fp16"] = Field(
-        "off", description="precision of hosts' forward passes"
+        default="off", description="precision of hosts' forward passes"
     )
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="compile blocks; auto if large, on GPUs"
+        default="auto", description="compile blocks; auto if large, on GPUs"
     )
     graph_memory: float | None = Field(
-        None, gt=0, description="GiB of graphs per GPU; None is half of what is free"
+        default=None, gt=0, description="GiB of graphs per GPU; None is half of what is free"
     )
     out: Path = Field(description="run folder")
     imports: dict[str, str] = Field(default_factory=dict)
     """files that `esper --import` brought in, by name, with their SHA-256; not for you to set"""
-    data_root: Path | None = Field(None, description="folder that holds the data sets")
-    threads: int | None = Field(1, ge=1, le=512)
+    data_root: Path | None = Field(default=None, description="folder that holds the data sets")
+    threads: int | None = Field(default=1, ge=1, le=512)
     """CPU threads per operation; None leaves it to torch. Small hosts are fastest with 1"""
-    deterministic: bool = Field(False, description="only kernels that give the same result twice")
+    deterministic: bool = Field(
+        default=False, description="only kernels that give the same result twice"
+    )
 
     @property
     def way_to_run(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class RewardConfig(Configuration):
     """What a decision earns."""
 
     family: str | None = Field(
-        None, description="contribution, lead, loss, compute or your own (esper list)"
+        default=None, description="contribution, lead, loss, compute or your own (esper list)"
     )
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
@@ -35,7 +35,7 @@ class TrainingTelemetry(TelemetrySettings):
     """How much is written down."""
 
     escalation_rounds: int = Field(
-        3, ge=1, description="rounds at debug, the one that an anomaly is found in included"
+        default=3, ge=1, description="rounds at debug, the one that an anomaly is found in included"
     )
 
 
@@ -55,33 +55,33 @@ class TrainingConfig(HostsConfig):
     'digits'
     """
 
-    reward: RewardConfig = Field(RewardConfig(), description="what a decision earns")
-    ppo: PPOSettings = Field(PPOSettings(), description="how the policy learns")
+    reward: RewardConfig = Field(default=RewardConfig(), description="what a decision earns")
+    ppo: PPOSettings = Field(default=PPOSettings(), description="how the policy learns")
     telemetry: TrainingTelemetry = Field(
-        TrainingTelemetry(), description="how much is written down"
+        default=TrainingTelemetry(), description="how much is written down"
     )
-    rounds: int = Field(40, ge=1, description="rounds of N episodes and one update")
-    hosts: int = Field(8, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
-    host_pool: int = Field(32, ge=1, le=100_000)
+    rounds: int = Field(default=40, ge=1, description="rounds of N episodes and one update")
+    hosts: int = Field(default=8, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
+    host_pool: int = Field(default=32, ge=1, le=100_000)
     """different hosts there are; each one's twin is computed once"""
-    initial_wait: float = Field(0.8, gt=0, lt=1)
+    initial_wait: float = Field(default=0.8, gt=0, lt=1)
     """how likely an untrained policy waits rather than plant or cull; it keeps what was measured as
     likely as it waits"""
     seed: int = Field(
-        0, ge=0, le=2**128, description="decides hosts, data orders, weights and draws"
+        default=0, ge=0, le=2**128, description="decides hosts, data orders, weights and draws"
     )
     policy_device: str = "cpu"
     """where the policy decides and learns; a network this small is faster on the CPU, unless hosts
     are hundreds
     """
-    out: Path = Field(Path("runs/ppo"), description="run folder")
+    out: Path = Field(default=Path("runs/ppo"), description="run folder")
     observe_telemetry: bool = Field(
-        True, description="whether the policy sees the ten telemetry features of each slot"
+        default=True, description="whether the policy sees the ten telemetry features of each slot"
     )
     keep_checkpoints: int = Field(
-        3, ge=1, description="newest checkpoints that are kept, beside the best"
+        default=3, ge=1, description="newest checkpoints that are kept, beside the best"
     )
-    time_limit: float | None = Field(None, gt=0)
+    time_limit: float | None = Field(default=None, gt=0)
     """seconds after which training ends as on Ctrl-C; a resumed run counts again from 0"""
     stop_on_anomaly: bool = False
     """end with an error where an update does not look healthy; its round is not saved"""

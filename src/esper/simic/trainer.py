@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from typing import Any, cast
 
@@ -37,6 +38,12 @@ from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
 
+Count = Callable[[int, int], None]
+"""Takes how much of some work is done, and how much there is."""
+
+Advance = Callable[[str, int, int], None]
+"""The same, after what is being done."""
+
 
 class InterruptedTraining(Exception):  # noqa: N818  # it is no error
     """Raised where `should_stop` or the time limit ends training; whole rounds are saved."""
@@ -55,6 +62,7 @@ def train_ppo_vectorized(
     watch_ranks: Callable[[Sequence[RankTimed]], None] = lambda ranks: None,
     should_stop: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda line: None,
+    advance: Advance = lambda work, done, total: None,
     team: Team | None = None,
 ) -> PPOAgent:
     """Train a growth policy; the run folder is `config.out`, and the caller holds its lock.
@@ -68,6 +76,7 @@ def train_ppo_vectorized(
         should_stop: asked after every epoch, by several ranks about every two seconds. True on
             any rank, or the end of `time_limit`, raises `InterruptedTraining` on all.
         tell: gets lines on what episodes may cost and rest on.
+        advance: gets what this process is at, how much of it is done and how much there is.
         team: the processes that train together. Each has its share of the hosts, and all end
             with the same policy.
     """
@@ -79,7 +88,7 @@ def train_ppo_vectorized(
 
     with memory_errors(), repeatable_kernels(config.deterministic), limited_threads(config.threads):
         with team.together():
-            env = build_environment(config, team, is_over)
+            env = build_environment(config, team, is_over, partial(advance, "twins"))
             agent, layout = build_agent(config, env, team)
             history = History(config, layout, sink, team, env.population.corpus)
             first_round = history.resume(agent) if resume else 0
@@ -92,7 +101,15 @@ def train_ppo_vectorized(
         vote = StopVote(team, is_over)
         last_update = time.perf_counter()
         for number in range(first_round, config.rounds):
-            tally = play_round(env, agent, rollout, number, sink, vote)
+            tally = play_round(
+                env,
+                agent,
+                rollout,
+                number,
+                sink,
+                vote,
+                watch=partial(advance, f"round {number + 1}"),
+            )
             played = time.perf_counter()
             record = agent.update(rollout)
             learning = learning_ledger(agent.network, record, time.perf_counter() - played)
@@ -123,6 +140,7 @@ def build_environment(
     config: TrainingConfig,
     team: Team | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    watch_twins: Count = lambda done, total: None,
 ) -> GrowthVectorEnv:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
@@ -143,6 +161,7 @@ def build_environment(
                 seeds[team.rank :: team.size],
                 folder,
                 should_stop=should_stop,
+                watch=watch_twins,
                 **way_to_run,
             )
         if team.any(twins is None):
@@ -233,6 +252,7 @@ def play_round(
     number: int,
     sink: Sink,
     vote: StopVote,
+    watch: Count = lambda done, total: None,
 ) -> RoundTally:
     """N whole episodes; the hosts of one part train while the policy decides about another.
 
@@ -248,6 +268,7 @@ def play_round(
         parts.append(play_part(part, agent, rows, number, tally))
     try:
         for epoch, _ in enumerate(zip_longest(*parts)):
+            watch(epoch + 1, rollout.steps + 1)
             if vote.after(epoch):
                 raise InterruptedTraining(number)
         if vote.at_the_end():

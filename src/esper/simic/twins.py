@@ -77,11 +77,13 @@ def raise_twins(
     seeds: Sequence[int],
     folder: Path,
     should_stop: Callable[[], bool] = lambda: False,
+    watch: Callable[[int, int], None] = lambda done, total: None,
     **population: Any,
 ) -> dict[int, Twin] | None:
     """Every seed's never-grown episode, from `folder` or computed.
 
-    Returns None if `should_stop`, asked after each epoch, ends the computing.
+    Returns None if `should_stop`, asked after each epoch, ends the computing. `watch` gets how many
+    epochs are over, and how many there are.
     """
     population["splits"] = population.get("splits") or task.load(population.get("data_root"))
     key = fingerprint(task, population)
@@ -99,7 +101,7 @@ def raise_twins(
         else:
             twins[seed] = kept
     if missing:
-        played = _play(task, missing, should_stop, population)
+        played = _play(task, missing, should_stop, watch, population)
         if played is None:
             return None
         for seed, twin in played.items():
@@ -110,7 +112,11 @@ def raise_twins(
 
 
 def _play(
-    task: Task, seeds: Sequence[int], should_stop: Callable[[], bool], population: dict[str, Any]
+    task: Task,
+    seeds: Sequence[int],
+    should_stop: Callable[[], bool],
+    watch: Callable[[int, int], None],
+    population: dict[str, Any],
 ) -> dict[int, Twin] | None:
     """Hosts that are never grown; None if `should_stop` ends it."""
     hosts = Population(task, seeds, **population)
@@ -118,11 +124,12 @@ def _play(
         run.is_static = True
     episodes = Episodes(hosts)
     readings: list[list[EpochReading]] = [[] for _ in seeds]
-    for _ in range(task.epochs):
+    for epoch in range(task.epochs):
         episodes.train()
         for of_host, reading in zip(readings, hosts.readings(), strict=True):
             assert reading is not None
             of_host.append(reading)
+        watch(epoch + 1, task.epochs)
         if should_stop():
             return None
     return {

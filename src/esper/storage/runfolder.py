@@ -71,7 +71,7 @@ RESULTS = "results.json"
 """What a run or a comparison came to."""
 
 RESULTS_TABLE = "results.csv"
-"""A comparison's results, one row per arm and host seed."""
+"""The results as a table, one row per host, or per arm and host seed of a comparison."""
 
 FIGURE = "figure.svg"
 """A comparison's results, drawn."""

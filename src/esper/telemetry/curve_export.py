@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from esper.leyline.errors import SettingError, UnknownNameError, complain
+from esper.leyline.errors import UnknownNameError, complain
+from esper.leyline.extras import needs
 from esper.storage.runfolder import TENSORBOARD
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import ArmFinished, Event, HostEpoch, RoundFinished
@@ -117,12 +118,8 @@ def require_trackers(names: Sequence[TrackerName]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise UnknownNameError("tracker", name, TRACKERS)
-        try:
+        with needs("track", f"tracking with {name}"):
             import_module(name)
-        except ImportError as missing:
-            raise SettingError(
-                f"tracking with {name} needs its package: pip install 'esper-lite[track]'"
-            ) from missing
 
 
 class TrackingSink(Sink):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -51,7 +51,8 @@ _MOST_ON_A_GPU = 64
 class Comparison:
     """Runs what is not on disk yet. Arms with equal settings run side by side in one population.
 
-    `say` gets lines for people; `should_stop` is asked after every epoch.
+    `say` gets lines for people; `should_stop` is asked after every epoch. `watch` gets how many
+    epochs have been played by this call, counted host by host, and how many it plays.
     """
 
     def __init__(
@@ -60,10 +61,14 @@ class Comparison:
         say: Say,
         should_stop: Callable[[], bool],
         splits: Splits | None = None,
+        watch: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.config = config
         self.say = say
         self.should_stop = should_stop
+        self.watch = watch
+        self.played = 0  # epochs, host by host
+        self.planned = 0
         self.task = config.task.build()
         self.splits = splits or self.task.load(config.data_root)
         self.most_hosts = _MOST_ON_A_GPU if config.devices[0].startswith("cuda") else config.seeds
@@ -102,12 +107,30 @@ class Comparison:
         """The trials of every arm, by arm and rate."""
         config = self.config
         with repeatable_kernels(config.deterministic), limited_threads(config.threads):
+            self.planned = self._plan()
             if config.pretrain:
                 self._pretrain(config.host_seeds)
             for stage, rate in product(self._stages(), config.rates):
                 for arms in stage:
                     self.play_arms(arms, rate)
         return self.done
+
+    def _plan(self) -> int:
+        """How many epochs are to be played, host by host.
+
+        It is an estimate: searches play no plan twice, and how long arms of equal FLOPs are is
+        known when the others are over.
+        """
+        config = self.config
+        known_hosts = [self._host_store(seed).manifest.is_file() for seed in config.host_seeds]
+        epochs = config.pretrain * known_hosts.count(False)
+        for stage, rate in product(self._stages(), config.rates):
+            for arm in chain.from_iterable(stage):
+                if not self._arm_store(arm, rate).manifest.is_file():
+                    search = read_search(arm) if arm in config.policies else None
+                    episodes = 0 if search is None else search.episodes
+                    epochs += self.task.epochs * (config.seeds + episodes)
+        return epochs
 
     def _stages(self) -> list[list[list[str]]]:
         """Groups of arms in the order in which they are played.
@@ -185,9 +208,18 @@ class Comparison:
         return task
 
     def _play(self, task: Task, entries: Sequence[Entry]) -> list[ArmRun]:
-        return run_entries(task, entries, self.populate, watch=self._watch, say=self.say)
+        def watch(epoch: int, events: Sequence[Event]) -> None:
+            self._count_epoch(len(entries))
+            self._stop_if_asked()
 
-    def _watch(self, epoch: int, events: Sequence[Event]) -> None:
+        return run_entries(task, entries, self.populate, watch=watch, say=self.say)
+
+    def _count_epoch(self, hosts: int) -> None:
+        """Take note of an epoch that so many hosts have played."""
+        self.played += hosts
+        self.watch(self.played, max(self.planned, self.played))
+
+    def _stop_if_asked(self) -> None:
         if self.should_stop():
             raise Stopped
 
@@ -307,9 +339,10 @@ class Comparison:
             self.say(f"training {len(batch)} hosts alone for {epochs} epochs")
             hosts = self.populate(task, batch)
             episodes = Episodes(hosts)
-            for epoch in range(epochs):
-                self._watch(epoch, ())
+            for _ in range(epochs):
+                self._stop_if_asked()
                 episodes.train()  # rolls back a host that broke
+                self._count_epoch(len(batch))
             for seed, run in zip(batch, hosts.runs, strict=True):
                 state = {
                     name: value.cpu().contiguous().clone()

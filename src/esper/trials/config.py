@@ -58,12 +58,14 @@ class TrialConfig(HostsConfig):
 class RunConfig(TrialConfig):
     """What decides an `esper run`: one policy on one or many hosts."""
 
-    policy: str = Field("heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint")
-    hosts: int = Field(1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
-    telemetry: TelemetrySettings = Field(
-        TelemetrySettings(), description="how much is written down"
+    policy: str = Field(
+        default="heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint"
     )
-    out: Path = Field(Path("runs/run"), description="run folder")
+    hosts: int = Field(default=1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
+    telemetry: TelemetrySettings = Field(
+        default=TelemetrySettings(), description="how much is written down"
+    )
+    out: Path = Field(default=Path("runs/run"), description="run folder")
 
     def check(self) -> None:
         """Refuse a policy that does not exist, and devices without hosts."""
@@ -83,23 +85,27 @@ class RunConfig(TrialConfig):
 class CompareConfig(TrialConfig):
     """What decides an `esper compare`: arms, controls, hosts and learning rates."""
 
-    policies: tuple[str, ...] = Field(("never", "sham", "heuristic", "random"), min_length=1)
+    policies: tuple[str, ...] = Field(
+        default=("never", "sham", "heuristic", "random"), min_length=1
+    )
     """rules, search:episodes=250, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(
-        10, ge=1, le=MOST_HOSTS, description="how many hosts each arm has, the same for all"
+        default=10, ge=1, le=MOST_HOSTS, description="how many hosts each arm has, the same for all"
     )
-    final_of: tuple[str, ...] = Field((ALL,), min_length=1)
+    final_of: tuple[str, ...] = Field(default=(ALL,), min_length=1)
     """arms that get final networks; sham replays the first"""
     rates: tuple[float, ...] = Field(
-        (1.0,), min_length=1, description="learning rates to try, as multiples: 0.5 1 2"
+        default=(1.0,), min_length=1, description="learning rates to try, as multiples: 0.5 1 2"
     )
     pretrain: int = Field(
-        0, ge=0, le=MOST_EPOCHS, description="epochs that hosts are trained alone first"
+        default=0, ge=0, le=MOST_EPOCHS, description="epochs that hosts are trained alone first"
     )
-    oracle: bool = Field(False, description="also try every single planting, at three times")
-    out: Path = Field(Path("runs/compare"), description="folder for results")
+    oracle: bool = Field(
+        default=False, description="also try every single planting, at three times"
+    )
+    out: Path = Field(default=Path("runs/compare"), description="folder for results")
 
     def check(self) -> None:
         """Refuse arms that do not exist, and settings that contradict each other."""

@@ -3,8 +3,6 @@
 Plain data in, plain data out; nothing is played here.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -153,13 +151,3 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
         "arms": arms,
         "rows": rows,
     }
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `summarise` as a table with one line of names."""
-    columns = [name for name in rows[0] if name != "type"]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return table.getvalue()

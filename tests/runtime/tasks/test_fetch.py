@@ -19,7 +19,7 @@ import pooch
 import pytest
 
 from esper.cli import main
-from esper.leyline.errors import DataError, UnknownNameError
+from esper.leyline.errors import DataError, MissingExtraError, UnknownNameError
 from esper.runtime.tasks.fetch import SOURCES, RemoteFile, fetch, is_fetched
 from esper.runtime.tasks.registry import TASKS
 
@@ -334,7 +334,7 @@ def test_a_full_disk_is_an_error_that_says_so(server, tmp_path, monkeypatch):
 
 def test_without_pooch_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError, match=r"pip install 'esper-lite\[data\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'esper-lite\[data\]'"):
         fetch("shakespeare", tmp_path)
     assert not is_fetched("shakespeare", tmp_path)
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from esper.leyline.errors import DataError
+from esper.leyline.extras import needs
 from esper.runtime.splits import SealedSplit, Splits, TensorSplit, TokenSplit, carve
 
 # What a batch of CIFAR-10 may name: module and object.
@@ -39,12 +40,8 @@ def load_digits(root: Path | None = None) -> Splits:
 
     A fifth of them is the test split.
     """
-    try:
+    with needs("demo", "the task digits"):
         from sklearn.datasets import load_digits as load
-    except ImportError as problem:
-        raise DataError(
-            "the digits come with scikit-learn. Install it: pip install 'esper-lite[demo]'."
-        ) from problem
     raw = load()
     images = torch.tensor(raw.images, dtype=torch.uint8)[:, None]
     labels = torch.tensor(raw.target, dtype=torch.long)

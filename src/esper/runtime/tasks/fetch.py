@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from esper.leyline.errors import DataError, UnknownNameError
+from esper.leyline.extras import needs
 
 _TIMEOUT = 30.0  # Seconds without a byte until a server is gone.
 _RETRIES = 2  # Further attempts, each from the start.
@@ -93,13 +94,9 @@ def fetch(
         raise DataError(
             f"no data folder was named for {name}. Name one with --data-root or ESPER_DATA."
         )
-    try:
+    with needs("data", "fetching"):
         import pooch
         from requests import RequestException
-    except ImportError as problem:
-        raise DataError(
-            "fetching needs pooch. Install it: pip install 'esper-lite[data]'."
-        ) from problem
     pooch.get_logger().setLevel("ERROR")
     try:
         notes: list[str] = []

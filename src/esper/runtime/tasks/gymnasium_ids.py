@@ -6,8 +6,6 @@ and Gymnasium imports them when it makes one.
 
 import re
 
-import gymnasium as gym
-
 BUILT_IN_NAMES = (
     "digits",
     "blobs",
@@ -32,8 +30,15 @@ def register_growth(task_name: str) -> None:
 
     Ids cannot have every letter that a task's name may have: a name of anything but letters,
     digits, `_`, `-` and `.` has no id. The task is looked up by its name when one is made, so an
-    id that is there already serves a task that took the place of another.
+    id that is there already serves a task that took the place of another. Without gymnasium there
+    is nobody to tell.
     """
+    try:
+        import gymnasium as gym
+    except ModuleNotFoundError as missing:
+        if missing.name == "gymnasium":
+            return
+        raise
     env_id = f"esper/{task_name}-v0"
     if env_id in gym.registry or not _SPELLABLE.fullmatch(task_name):
         return

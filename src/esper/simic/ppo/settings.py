@@ -11,36 +11,48 @@ from esper.tamiyo.policy_files import MOST_WIDTH
 class PPOSettings(Configuration):
     """How the policy learns from a rollout."""
 
-    epochs: int = Field(10, ge=1, description="passes over one rollout")
-    minibatches: int = Field(8, ge=1)
+    epochs: int = Field(default=10, ge=1, description="passes over one rollout")
+    minibatches: int = Field(default=8, ge=1)
     """parts that the rows of a rollout are assigned to; growth never cuts a row"""
-    gamma: float = Field(0.99, gt=0, le=1, description="discount of later rewards")
+    gamma: float = Field(default=0.99, gt=0, le=1, description="discount of later rewards")
     gae_lambda: float = Field(
-        0.95, ge=0, le=1, description="how far advantages look beyond the value's own estimate"
+        default=0.95,
+        ge=0,
+        le=1,
+        description="how far advantages look beyond the value's own estimate",
     )
     clip: float = Field(
-        0.2, gt=0, lt=1, description="PPO clip range: larger changes of a probability gain nothing"
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="PPO clip range: larger changes of a probability gain nothing",
     )
     clip_mode: Literal["per_head", "joint"] = "per_head"
     """whether each head's ratio is clipped by itself or the product of all relevant ones"""
-    value_clip: float = Field(0.2, gt=0)
+    value_clip: float = Field(default=0.2, gt=0)
     """largest paid change of a value, in standard deviations of the returns"""
-    value_weight: float = Field(0.5, ge=0, description="share of the value's loss")
+    value_weight: float = Field(default=0.5, ge=0, description="share of the value's loss")
     entropy: float = Field(
-        0.01, ge=0, description="bonus for undecided heads at the first decision"
+        default=0.01, ge=0, description="bonus for undecided heads at the first decision"
     )
-    entropy_floor: float = Field(0.001, ge=0, description="the bonus after `anneal_decisions`")
-    lr: float = Field(1e-3, gt=0, description="learning rate at the first decision")
-    lr_floor: float = Field(1e-4, ge=0, description="the learning rate after `anneal_decisions`")
-    anneal_decisions: int | None = Field(None, ge=1, le=2**62)
+    entropy_floor: float = Field(
+        default=0.001, ge=0, description="the bonus after `anneal_decisions`"
+    )
+    lr: float = Field(default=1e-3, gt=0, description="learning rate at the first decision")
+    lr_floor: float = Field(
+        default=1e-4, ge=0, description="the learning rate after `anneal_decisions`"
+    )
+    anneal_decisions: int | None = Field(default=None, ge=1, le=2**62)
     """decisions over which bonus and rate fall in a straight line; None = the whole training"""
-    target_kl: float | None = Field(0.03, gt=0)
+    target_kl: float | None = Field(default=0.03, gt=0)
     """an update ends before a step whose divergence exceeds 1.5 times this; None = never"""
-    max_grad_norm: float = Field(0.5, gt=0)
+    max_grad_norm: float = Field(default=0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
-    hidden_dim: int = Field(128, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM")
+    hidden_dim: int = Field(
+        default=128, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM"
+    )
     head_dim: int = Field(
-        64, ge=1, le=MOST_WIDTH, description="width of the layer inside each head"
+        default=64, ge=1, le=MOST_WIDTH, description="width of the layer inside each head"
     )
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not
@@ -90,4 +102,4 @@ class PPOConfig(PPOSettings):
     0.0003
     """
 
-    horizon: int = Field(256, ge=1, description="steps of every environment in one rollout")
+    horizon: int = Field(default=256, ge=1, description="steps of every environment in one rollout")
