@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from esper.cli.console import Row, compared_figure, interval_figure, pairs_of
+from esper.cli.console import Row, compared_figure, interval_figure
+from esper.dashboard.comparisons import pairs_of
 from esper.telemetry.statistics import Estimate, compare_pairs
 
 DOCS = Path(__file__).parent

@@ -12,9 +12,9 @@ function growthPart() {
     el("summary", {}, "The same as a table"),
     el("div"));
   const showTable = () => details.lastChild.replaceChildren(seedsTable(timeline.episode));
-  const draw = (episode, slots, length) => {
+  const draw = (episode, header) => {
     summary.textContent = episodeWords(episode);
-    timeline.draw(episode, slots, length);
+    timeline.draw(episode, header);
     if (details.open) showTable();
   };
   const drawing = el("div", { class: "growth" }, timeline.node, panel);
