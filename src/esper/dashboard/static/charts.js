@@ -122,7 +122,7 @@ class Chart {
     const scale = fontScale();
     const axis = {
       stroke: colour("--muted"),
-      font: `${12 * scale}px system-ui`,
+      font: `${Math.round(12 * scale)}px system-ui`, // uPlot scales whole pixels only
       ticks: { show: false },
     };
     const { ticks: tickFormat, format, xFormat = whole } = this.spec;

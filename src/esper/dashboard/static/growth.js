@@ -3,7 +3,7 @@
 
 function growthPart() {
   const panel = el("aside",
-    { class: "evidence", "aria-label": "Gate evidence", "aria-live": "polite" },
+    { class: "evidence", "aria-label": "Gate evidence", "aria-live": "polite", tabindex: 0 },
     el("p", { class: "quiet" },
       "Point at a seed, or move to it with the keyboard, to see what its gates saw."));
   const timeline = new Timeline((span, now) => showEvidence(panel, span, now));
