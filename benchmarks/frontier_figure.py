@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from esper.cli.console import round_ticks
+
 Point = tuple[float, float, float]
 """compute or seconds, mean, standard error"""
 _PANEL, _HIGH, _LEFT, _TOP, _GAP = 380, 400, 62, 64, 62
@@ -141,15 +143,12 @@ def _panel(
     def down(y: float) -> float:
         return _TOP + (high - y) / (high - low) * _HIGH
 
-    for step in range(5):
-        y = low + (high - low) * step / 4
+    for y in round_ticks(low, high):
         parts.append(
             f'<line class="grid" x1="{left}" x2="{left + _PANEL}" y1="{down(y):.1f}" '
             f'y2="{down(y):.1f}"/>'
         )
-        parts.append(
-            _text(left - 6, down(y) + 4, f"{y:.{1 if high - low > 1 else 3}f}", "note end")
-        )
+        parts.append(_text(left - 6, down(y) + 4, f"{y:g}", "note end"))
     marks = [-math.inf]
     for x in sorted(
         {float(f"{x:.2g}") for points in static.values() for x, y, _ in points if y < high}

@@ -1,6 +1,7 @@
 """Takes the pictures of browser and report in docs/pictures from runs that are there.
 
 python docs/make_pictures.py RUNS --run NAME [--host 0] [--round 3] [--compare NAME NAME] [--report NAME ...]
+                             [--comparison NAME]
 python docs/make_pictures.py RUNS --decides NAME
 
 The second call takes report_decides.png alone, from a run that `benchmarks/policies.py show` left.
@@ -71,8 +72,17 @@ def take_pictures(browser: Browser, address: str, run: str, compared: list[str])
     page.screenshot(path=PICTURES / "web_runs.png")
     if compared:
         query = "&".join(f"run={name}" for name in compared)
-        page = open_page(browser, f"{address}#/compare?{query}", 1280, "light", "canvas")
+        page = open_page(browser, f"{address}#/compare?{query}", 1280, "light", "canvas:visible")
         page.screenshot(path=PICTURES / "web_compare.png")
+
+
+def take_comparison(browser: Browser, address: str, name: str) -> None:
+    """The page of a folder of `esper compare`, down to its curves."""
+    page = open_page(browser, f"{address}#/comparison/{name}", 1280, "light", "canvas")
+    curves = page.locator(".chart.wide:has(canvas)").bounding_box()
+    assert curves is not None
+    page.set_viewport_size({"width": 1280, "height": int(curves["y"] + curves["height"] + 16)})
+    page.screenshot(path=PICTURES / "web_comparison.png")
 
 
 def take_report(browser: Browser, runs: list[Path]) -> None:
@@ -113,12 +123,13 @@ def main() -> None:
     parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--round", type=int)
     parser.add_argument("--compare", nargs="*", default=[])
+    parser.add_argument("--comparison", help="the folder of esper compare whose page is taken")
     parser.add_argument(
         "--report", nargs="*", default=[], help="runs in the report; the one of --run if not given"
     )
     options = parser.parse_args()
-    if not (options.run or options.decides):
-        parser.error("name the run of --run or of --decides")
+    if not (options.run or options.decides or options.comparison):
+        parser.error("name the run of --run or of --decides, or the folder of --comparison")
     PICTURES.mkdir(exist_ok=True)
     place = f"#/run/{options.run}?host={options.host}" + (
         f"&round={options.round}" if options.round is not None else ""
@@ -129,6 +140,8 @@ def main() -> None:
         )
         if options.decides:
             take_decision(browser, options.runs / options.decides)
+        if options.comparison:
+            take_comparison(browser, address, options.comparison)
         if options.run:
             take_pictures(browser, address, place, options.compare)
             take_report(browser, [options.runs / name for name in options.report or [options.run]])

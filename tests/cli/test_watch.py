@@ -50,7 +50,7 @@ def test_without_textual_watch_is_refused_with_what_to_install(capsys, monkeypat
 def test_the_flags_of_trackers_reach_the_configuration(capsys, monkeypatch, flags, expected):
     taken = []
     monkeypatch.setattr(
-        ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True
+        ppo, "run_ppo", lambda config, *rest, **more: taken.append(config.telemetry.track) or True
     )
     monkeypatch.setattr(
         run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track)
@@ -65,7 +65,7 @@ def test_a_resumed_run_is_tracked_as_before_unless_the_call_says_otherwise(
 ):
     taken = []
     monkeypatch.setattr(
-        ppo, "run_ppo", lambda config, *rest: taken.append(config.telemetry.track) or True
+        ppo, "run_ppo", lambda config, *rest, **more: taken.append(config.telemetry.track) or True
     )
     monkeypatch.setattr(
         run, "run_policy", lambda config, *rest: taken.append(config.telemetry.track)

@@ -4,109 +4,26 @@ live, by mouse and keyboard, accessible, and alone with its server.
 """
 
 import shutil
-import socket
-import threading
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from cases import with_slow
-from dashboard.web_runs import append, grow_run, grown_epoch, ppo_run, seed_events
+from dashboard.browsing import ready, served, violations
+from dashboard.web_runs import append, grow_run, grown_epoch, seed_events
 from esper.dashboard.report import write_report
-from esper.dashboard.server import build_app
 from esper.telemetry.events import to_record
 from telemetry.test_events import REPORTED
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-axe_package = pytest.importorskip(
-    "axe_playwright_python", reason="axe-playwright-python is not installed"
+PAGES = (
+    "#/",
+    "#/run/ppo",
+    "#/run/grow",
+    "#/run/never",
+    "#/compare?run=grow&run=never",
+    "#/comparison/arms",
 )
-uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-AXE = Path(axe_package.__file__).with_name("axe.min.js")
-PAGES = ("#/", "#/run/ppo", "#/run/grow", "#/run/never", "#/compare?run=grow&run=never")
 MORE_PAGES = ("#/run/ppo", "#/run/never", "#/compare?run=grow&run=never")
 BAD = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    grow_run(folder / "grow")
-    grow_run(folder / "never", "never", test=0.8)
-    ppo_run(folder / "ppo")
-    return folder
-
-
-@contextmanager
-def served(runs, token=None):
-    app = build_app(runs, token)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-    app.state.site.is_closing = lambda: server.should_exit
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(20)
-
-
-@pytest.fixture(scope="module")
-def address(runs):
-    with served(runs) as address:
-        yield address
-
-
-@pytest.fixture
-def page(browser, address):
-    """A fresh page; whatever it complains about or asks of others fails the test."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    page.set_default_timeout(15_000)
-    wrong = []
-    page.on(
-        "console",
-        lambda message: (
-            wrong.append(message.text) if message.type in ("error", "warning") else None
-        ),
-    )
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request",
-        lambda request: wrong.append(request.url) if not is_ours(request.url, address) else None,
-    )
-    yield page
-    page.close()
-    assert wrong == []
-
-
-def is_ours(url, address):
-    return url.startswith((address, "data:", "file:"))
-
-
-def ready(page):
-    page.locator("canvas, .runs tbody tr").first.wait_for()
-
-
-def violations(page):
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    return [
-        (rule["id"], [node["target"] for node in rule["nodes"]])
-        for rule in found
-        if rule["impact"] in ("serious", "critical")
-    ]
 
 
 def test_what_is_appended_appears(page, address, runs):
@@ -158,12 +75,12 @@ def test_a_loop_of_ones_own_shows_modules_scores_and_what_it_is_worth(page, addr
         },
     )
     page.goto(address + "#/run/own")
-    page.get_by_role("option", name="conv_light in r0c0 (encoder.layer3)").wait_for()
+    page.get_by_role("option", name="conv_light in encoder.layer3").wait_for()
     assert page.locator("svg.timeline text", has_text="layer3").count() == 1
-    page.get_by_role("img", name="Chart: Held-out score").wait_for()
+    page.get_by_text("held-out score, mean, higher is better: 0.625").wait_for()
     assert page.get_by_role("heading", name="Was it worth it?").count() == 0
     append(folder, REPORTED)
-    row = page.get_by_role("row", name="r0c0 (layer3)")
+    row = page.get_by_role("row", name="layer3")
     row.wait_for()
     assert "0.5 ± 0.125" in row.inner_text()
     assert "1.50 × the host's" in page.locator("#run-worth").inner_text()

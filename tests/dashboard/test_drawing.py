@@ -196,6 +196,13 @@ def test_a_live_seed_shows_stage_blueprint_alpha_contribution_and_age(width):
     assert row.split()[-6:] == ["0.75", "+0.0456", "±", "0.0078", "1", "0"]
 
 
+def test_a_slot_is_called_by_its_module_also_where_nothing_was_planted():
+    view = moment_of(
+        [*WHOLE, events.ActionTaken(0, 4, "CULL", "r0c1", None, None, module="layer3")]
+    )
+    assert [row.split()[0] for row in chain_of(view, 120)] == ["r0c0", "layer3"]
+
+
 def test_a_fossil_leaves_its_slot_open_and_is_counted():
     row, _ = chain_of(moment_of(WHOLE))
     assert row.split() == ["r0c0", "DORMANT", "conv_small", "fossilized", "at", "epoch", "2", "1"]
@@ -216,7 +223,7 @@ def test_an_empty_slot_says_what_became_of_its_seed():
         ),
         (
             events.ActionTaken(0, 4, "CULL", "r0c1", None, None, module="layer3"),
-            "last action: CULL in r0c1 layer3 at epoch 4",
+            "last action: CULL in layer3 at epoch 4",
         ),
         (
             events.ActionRefused(0, 4, "CULL", "r0c1", "it is too young"),

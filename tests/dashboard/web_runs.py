@@ -5,6 +5,7 @@ import json
 from epoch_records import grown_epoch as told_epoch
 from epoch_records import taught_epoch
 from esper.runtime.tasks.task import training_fields
+from esper.storage import runfolder
 from esper.telemetry.events import (
     ActionTaken,
     AnomalyFound,
@@ -18,6 +19,8 @@ from esper.telemetry.events import (
     StageChanged,
     to_record,
 )
+from esper.trials.config import CompareConfig
+from esper.trials.results import ArmRow, CurvePoint, Trials, summarise
 
 TASK = {
     "name": "digits",
@@ -85,7 +88,7 @@ def grown_epoch(host, epoch, accuracy=None):
         epoch + 1,
         2.0 / (epoch + 1),
         2.2 / (epoch + 1),
-        accuracy or 0.5 + 0.05 * epoch,
+        accuracy or 0.5 + 0.05 * epoch * (2 - epoch / 5),
         params,
         10**6 * epoch,
     )
@@ -136,11 +139,27 @@ def grow_run(folder, policy="heuristic", seeds=(0, 1), test=0.9, epochs=6, **cha
     return folder
 
 
+def bend(round_, step):
+    """A factor that is 1 in the first two rounds and no straight line in those behind."""
+    return 1 + (7 * step % 5) / 20 if round_ > 1 else 1
+
+
 def host_epoch(round_, host, epoch, accuracy=None):
+    bent = bend(round_, epoch)
     reading = 0.4 + 0.05 * epoch + 0.1 * round_ if accuracy is None else accuracy
-    parts = {"accuracy_beyond_twin": 0.1, "rent": -0.01}
+    parts = {"accuracy_beyond_twin": 0.1 * bent, "rent": -0.01 * bent}
     return taught_epoch(
-        round_, host, epoch, 1.0, 1.1, reading, 0.4, 535, 10**6 * epoch, 0.09, parts
+        round_,
+        host,
+        epoch,
+        1.0 * bent,
+        1.1 * bent,
+        reading / bent,
+        0.4,
+        round(535 * bent),
+        round(10**6 * epoch * bent),
+        0.09 * bent,
+        parts,
     )
 
 
@@ -150,6 +169,7 @@ def booked(what, round_, phase, flops):
 
 def ppo_round(round_, hosts=2):
     """All events of one round of six epochs."""
+    bent = bend(round_, round_)
     yield RoundBegan(round_)
     for host in range(hosts):
         batches = seed_events(host, 1, "r0c1" if round_ else "r0c0", "CULLED")
@@ -162,29 +182,29 @@ def ppo_round(round_, hosts=2):
         )
     yield booked("learning", round_, "learning", 5 * 10**5)
     update = {
-        "approx_kl": 0.01,
-        "clip_fraction": 0.1,
-        "explained_variance": 0.5,
-        "value_loss": 0.3,
-        "policy_loss": 0.1,
+        "approx_kl": 0.01 * bent,
+        "clip_fraction": 0.1 * bent,
+        "explained_variance": 0.5 * bent,
+        "value_loss": 0.3 * bent,
+        "policy_loss": 0.1 * bent,
     }
     heads = {
-        "op": {"entropy": 0.9, "clip_fraction": 0.1},
-        "slot": {"entropy": 0.5, "clip_fraction": 0.1},
+        "op": {"entropy": 0.9 * bent, "clip_fraction": 0.1},
+        "slot": {"entropy": 0.5 * bent, "clip_fraction": 0.1},
     }
-    update |= {"first_ratio_gap": {"op": 0.0}, "heads": heads}
-    ops = {"WAIT": 8, "GERMINATE": 2, "CULL": 0, "FOSSILIZE": 0}
+    update |= {"first_ratio_gap": {"op": 1e-7 * (bent - 1)}, "heads": heads}
+    ops = {"WAIT": 8, "GERMINATE": 2 + round(20 * (bent - 1)), "CULL": 0, "FOSSILIZE": 0}
     numbers = {
-        "mean_return": 0.4 + round_,
-        "accuracy": 0.7 + 0.1 * round_,
+        "mean_return": 0.4 + round_ * bent,
+        "accuracy": (0.7 + 0.1 * round_) / bent,
         "twin_accuracy": 0.4,
-        "params_share": 1.2,
+        "params_share": 1.2 * bent,
     }
     yield RoundFinished(
         round_,
         10 * (round_ + 1),
         **numbers,
-        reward_parts={"accuracy_beyond_twin": 0.5, "rent": -0.1},
+        reward_parts={"accuracy_beyond_twin": 0.5 * bent, "rent": -0.1 * bent},
         ops=ops,
         germinated=2,
         fossilized=0,
@@ -195,13 +215,76 @@ def ppo_round(round_, hosts=2):
     )
 
 
-def ppo_run(folder, rounds=2, **changes):
+def ppo_run(folder, rounds=2, rounds_planned=2, **changes):
     """A run of `esper ppo` with an anomaly in its first round."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config_of("ppo", **changes)))
+    config = config_of("ppo", rounds=rounds_planned, **changes)
+    (folder / "config.json").write_text(json.dumps(config))
     append(folder, booked("twins", 0, "training", 10**5))
     for round_ in range(rounds):
         append(folder, *ppo_round(round_))
         if round_ == 0:
             append(folder, AnomalyFound(0, "kl", 0.5, 0.1, "op", False))
+    return folder
+
+
+TAUGHT = "runs/first/checkpoints/round-000006.safetensors"
+"""An arm that is a checkpoint, as a comparison names it."""
+
+ACCURACIES = {
+    "never": (0.5, 0.52, 0.49, 0.51, 0.5),
+    "heuristic": (0.8, 0.79, 0.83, 0.78, 0.81),
+    TAUGHT: (0.6, 0.9, 0.55, 0.7, 0.65),
+}
+
+
+def trials_of_arm(arm, accuracies, rate=1.0, validation=0.5):
+    """An arm whose host seed s reached its accuracy, and whose loss fell with its FLOPs."""
+    rows = [
+        ArmRow(
+            type="ArmFinished",
+            arm=arm,
+            seed=seed,
+            epochs=6,
+            start_params=100,
+            final_params=200,
+            validation_accuracy=validation,
+            test_accuracy=accuracy,
+            test_loss=1 - accuracy,
+            flops=6 * 10**6,
+            seconds=1.0,
+            germinated=2,
+            fossilized=1,
+            culled=1,
+            peak_params=300,
+        )
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    points = [CurvePoint(epoch, 10**6 * epoch, 2.0 / epoch) for epoch in range(1, 7)]
+    count = len(rows)
+    return Trials(
+        arm,
+        rate,
+        tuple(rows),
+        ((),) * count,
+        ((),) * count,
+        curves=(tuple(points),) * count,
+    )
+
+
+def comparison(folder, accuracies=ACCURACIES, more=(), is_finished=True):
+    """The folder of `esper compare`, with the arms' files and, once it is over, its results."""
+    (folder / runfolder.ARMS).mkdir(parents=True)
+    policies = [arm for arm in accuracies if arm != TAUGHT]
+    config = CompareConfig.of({"task": {"name": "blobs"}, "seeds": 5, "policies": policies})
+    start = config.model_dump(mode="json", exclude={"out", "data_root"})
+    start |= {"command": "compare", "policies": list(accuracies)}
+    runfolder.write_json(folder / runfolder.CONFIG, start)
+    trials = [trials_of_arm(arm, reached) for arm, reached in accuracies.items()]
+    trials += more
+    for number, _ in enumerate(trials):
+        (folder / runfolder.ARMS / f"{number}.json").write_text("{}")
+    if is_finished:
+        results = summarise(config, {(one.arm, one.rate): one for one in trials})
+        runfolder.write_json(folder / runfolder.RESULTS, results)
     return folder

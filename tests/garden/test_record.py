@@ -119,6 +119,38 @@ def test_a_run_is_finished_when_it_is_harvested_or_all_epochs_are_over(folder, t
     assert "esper.grow" in report_of(tmp_path, folder)[2]["runs"][0]["advice"]
 
 
+def test_a_harvested_run_is_finished_while_its_process_lives_until_it_trains_on(folder):
+    garden = train(grown(), 5)
+    garden.record(folder)
+    garden.harvest()
+    assert read(folder).status() == "finished"
+    train(garden, 1, first=5)
+    assert read(folder).status() == "running"
+    garden.record(None)
+    assert read(folder).status() == "stopped"
+
+
+def test_a_loop_without_accuracy_is_listed_with_its_loss_or_its_score(folder, tmp_path):
+    garden = grown()
+    garden.record(folder)
+    train(garden, 1)
+    summary = summarise(read(folder))
+    (measured,) = (event for event in garden.history if isinstance(event, HostEpoch))
+    assert (summary.best_accuracy, summary.best_loss) == (None, measured.held_out_loss)
+    assert summary.best == f"loss {measured.held_out_loss:.4g}"
+    scored = grown()
+    scored.record(tmp_path / "scored")
+    scored.step(lambda: losses_of(scored.model, HELD_OUT) < 1.2)
+    assert summarise(read(tmp_path / "scored")).best.startswith("score ")
+
+
+def test_a_page_calls_a_slot_by_its_module(folder):
+    garden = grown()
+    garden.record(folder)
+    train(garden, 5)
+    assert read(folder).view.modules == {"r0c0": "layer1", "r0c1": "layer2"}
+
+
 def test_scores_are_shown_as_scores(folder):
     garden = grown()
     garden.record(folder)

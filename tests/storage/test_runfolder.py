@@ -244,3 +244,32 @@ def test_whoever_only_asks_does_not_keep_a_writer_out(folder):
             assert runfolder.is_being_written(folder)
         later.join()
     assert not runfolder.is_being_written(folder)
+
+
+# -- what people call a policy ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_called_by_its_run_and_round_and_a_rule_by_its_name():
+    labels = runfolder.label_policies(
+        [
+            "never",
+            "schedule:epochs=1+5",
+            "runs/first/checkpoints/round-000040.safetensors",
+            "final of /home/me/runs/second/checkpoints/round-000008.safetensors",
+            "runs/digits/policy.safetensors",
+            "kept/mine.safetensors",
+        ]
+    )
+    assert list(labels.values()) == [
+        "never",
+        "schedule:epochs=1+5",
+        "first round 40",
+        "final of second round 8",
+        "the policy of digits",
+        "mine",
+    ]
+
+
+def test_two_checkpoints_that_would_be_called_alike_keep_their_paths():
+    paths = [f"{folder}/first/checkpoints/round-000040.safetensors" for folder in ("a", "b")]
+    assert list(runfolder.label_policies(paths).values()) == paths

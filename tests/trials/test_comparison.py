@@ -19,7 +19,7 @@ from esper.runtime.tasks.registry import get_task
 from esper.storage.runfolder import ARMS
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.policy_files import read as read_policy
-from esper.telemetry.events import to_record
+from esper.telemetry.events import HostEpoch, to_record
 from esper.trials import arms, comparison
 from esper.trials.arms import Stopped
 from esper.trials.comparison import Comparison
@@ -400,6 +400,19 @@ def test_a_damaged_arm_is_named_and_run_again_once_it_is_deleted(content, whole,
     assert all(word in str(refusal.value) for word in (f"{path} is damaged", "delete"))
     path.unlink()
     assert timeless(compare(config)["never", 1.0]) == timeless(whole.done["never", 1.0])
+
+
+def test_an_arm_keeps_what_each_epoch_cost_and_the_loss_after_it(whole):
+    trials = whole.done["heuristic", 1.0]
+    for curve, row in zip(trials.curves, trials.rows, strict=True):
+        (_, run) = next(
+            item for item in whole.log.left.items() if item[0][0::2] == ("heuristic", row.seed)
+        )
+        measured = [event for event in run.events if isinstance(event, HostEpoch)]
+        assert curve == tuple((e.epoch, e.flops, e.held_out_loss) for e in measured)
+        assert len(curve) == TINY["task"]["epochs"]
+    store = json.loads((whole.config.out / ARMS / "heuristic-1.json").read_text())
+    assert "curves" in json.dumps(store)
 
 
 def test_an_arm_on_disk_is_json_without_nan(whole):

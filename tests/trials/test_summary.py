@@ -11,7 +11,7 @@ import pytest
 
 from esper.storage.rows import to_csv
 from esper.telemetry.statistics import compare_pairs, estimate_mean
-from esper.trials.results import ArmRow, Trials, summarise
+from esper.trials.results import ArmRow, CurvePoint, Trials, mean_curve, summarise
 from trials.test_comparison import configured
 
 NOISE = (0.0, 0.02, -0.01, 0.01, 0.03, -0.02)
@@ -67,6 +67,17 @@ def test_an_arm_is_estimated_from_all_its_seeds():
     assert arm["test_loss"]["mean"] == pytest.approx(1 - expected.mean)
     assert arm["validation_accuracy"]["mean"] == pytest.approx(0.7)
     assert arm["seeds"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_arms_curve_is_the_mean_over_its_seeds_at_epochs_that_all_have():
+    short = tuple(CurvePoint(epoch, 100 * epoch, 1.0) for epoch in (1, 2))
+    long = tuple(CurvePoint(epoch, 300 * epoch, 0.5) for epoch in (1, 2, 3))
+    assert mean_curve((short, long)) == {
+        "epoch": [1, 2],
+        "flops": [200, 400],
+        "held_out_loss": [0.75, 0.75],
+    }
+    assert mean_curve(()) == {"epoch": [], "flops": [], "held_out_loss": []}
 
 
 def test_costs_are_means_over_seeds():

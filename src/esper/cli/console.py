@@ -1,7 +1,8 @@
 """What commands print: tables, progress and figures. Reads results, never a run folder."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any, NamedTuple
@@ -13,8 +14,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from esper.cli.progress import Meter, is_watched
+from esper.dashboard.comparisons import pairs_of
 from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
+from esper.storage.runfolder import label_policies
 from esper.telemetry.events import ArmFinished, RoundFinished, clock
 
 
@@ -30,9 +33,6 @@ class Row(NamedTuple):
 _LEFT, _WIDTH, _LINE, _TOP = 170, 720, 26, 56
 _LETTERS = 20  # of a label that fit left of the bars; of a longer one the end is shown
 _LOOK: dict[str, Any] = {"box": SIMPLE, "padding": (0, 1, 0, 0), "pad_edge": False}
-_FINALS = ("final", "final-equal-flops", "final-whole")
-CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *_FINALS, "oracle")
-"""What every other arm is measured against, where it is there, with whatever settings."""
 
 
 def print_json(values: Any) -> None:
@@ -47,6 +47,7 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
     table = Table("arm", title=Text(printable(title)))
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
+    labels = label_policies(result.arm for result in results)
     for result in results:
         scores = [f"{score:.2%}" for score in (result.validation_accuracy, result.test_accuracy)]
         counts = (
@@ -54,7 +55,9 @@ def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
             f"{result.flops:.3g}",
             f"{result.seconds:.1f}",
         )
-        table.add_row(Text(printable(result.arm)), f"{result.final_params:,}", *scores, *counts)
+        table.add_row(
+            Text(printable(labels[result.arm])), f"{result.final_params:,}", *scores, *counts
+        )
     return table
 
 
@@ -66,13 +69,13 @@ def runs_table(summaries: Sequence[RunSummary]) -> Table:
     table = Table(title="runs", **_LOOK)
     for column in ("name", "task", "policy", "status"):
         table.add_column(column, overflow="fold")
-    for column in ("rounds or\nepochs", "best\naccuracy", "parameters", "age"):
+    for column in ("rounds or\nepochs", "best", "parameters", "age"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in summaries:
         table.add_row(
             *(Text(printable(text)) for text in (run.name, run.task, run.policy, run.status)),
-            f"{run.done}/{run.total or '?'}",
-            "-" if run.best_accuracy is None else f"{run.best_accuracy:.2%}",
+            f"{run.done} arms" if run.kind == "compare" else f"{run.done}/{run.total or '?'}",
+            run.best or "-",
             "-" if run.params is None else f"{run.params:,}",
             "-" if run.age_seconds is None else ago(run.age_seconds),
         )
@@ -193,28 +196,6 @@ def show_rounds(
             meter.clear()
 
 
-def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs (arm, other) to be held against each other.
-
-    These are every policy with the controls and with the policies before it.
-    """
-    names = list(arms)
-    finals = {
-        f"{kind} of {arm}": arm for kind in CONTROLS for arm in names
-    }  # each held against its own arm only
-    others = [name for name in names if name not in finals]
-    controls = [name for name in others if name.partition(":")[0] in CONTROLS]
-    if not (tried := [name for name in others if name not in controls]):
-        controls, tried = [], others  # each control with those before it
-    pairs = []
-    for name in others:
-        before = [*controls, *tried[: tried.index(name)]] if name in tried else []
-        pairs += [
-            (name, other) for other in (*before, *(one for one in names if finals.get(one) == name))
-        ]
-    return pairs
-
-
 def arms_compared(results: Mapping[str, Any]) -> Table:
     """Return one row per arm of a comparison: scores with intervals, and costs."""
     table = Table(
@@ -224,12 +205,14 @@ def arms_compared(results: Mapping[str, Any]) -> Table:
     costs = "parameters", "FLOPs\nseconds", "planted\nkept,\nculled", "epi-\nsodes\nbefore"
     for column in ("test accuracy", *gap, "test\nloss", *costs):
         table.add_column(column, justify="right", overflow="fold")
+    labels = label_policies(results["arms"])
     for name, arm in results["arms"].items():
+        label = labels[name]
         # the best single placement has no gap to itself
         to_oracle = arm["minus"].get("oracle")
         points = "" if to_oracle is None else f"{100 * to_oracle['test_accuracy']['mean']:+.2f}"
         table.add_row(
-            Text(name if arm["rate"] == 1 else f"{name}\n(rate x {arm['rate']:g})"),
+            Text(label if arm["rate"] == 1 else f"{label}\n(rate x {arm['rate']:g})"),
             f"{100 * arm['test_accuracy']['mean']:.2f}%\n{_interval(arm['test_accuracy'], '.2f')}",
             *([points] if gap else []),
             f"{arm['test_loss']['mean']:.4f}",
@@ -257,11 +240,12 @@ def differences(results: Mapping[str, Any]) -> Table:
         table.add_column(
             column, justify=side, no_wrap=column not in ("arm", "minus"), overflow="fold"
         )
+    labels = label_policies(results["arms"])
     for arm, other in pairs_of(results["arms"]):
         difference = results["arms"][arm]["minus"][other]["test_accuracy"]
         table.add_row(
-            Text(arm),
-            Text(other),
+            Text(labels[arm]),
+            Text(labels[other]),
             f"{100 * difference['mean']:+.2f}",
             _interval(difference, "+.2f"),
             difference["verdict"],
@@ -272,11 +256,12 @@ def differences(results: Mapping[str, Any]) -> Table:
 def compared_figure(results: Mapping[str, Any]) -> str:
     """Return the test accuracy of every arm as an SVG."""
     rows: list[Row] = []
+    labels = label_policies(results["arms"])
     for name, arm in results["arms"].items():
         accuracy = arm["test_accuracy"]
         low = None if accuracy["low"] is None else 100 * accuracy["low"]
         high = None if accuracy["high"] is None else 100 * accuracy["high"]
-        rows.append(Row(label=name, mean=100 * accuracy["mean"], low=low, high=high))
+        rows.append(Row(label=labels[name], mean=100 * accuracy["mean"], low=low, high=high))
     title = f"{results['config']['task']['name']}: test accuracy"
     count = len(next(iter(results["arms"].values()))["seeds"])
     return interval_figure(rows, title, f"per cent, 95 % interval, {count} seeds")
@@ -298,8 +283,7 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
 
     bottom = _TOP + _LINE * len(rows)
     parts = [_text(12, 24, title, "title"), _text(12, 42, unit, "note")]
-    for step in range(5):
-        value = low + (high - low) * step / 4
+    for value in round_ticks(low, high):
         x = x_of(value)
         parts.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>'
@@ -330,6 +314,15 @@ def interval_figure(rows: Sequence[Row], title: str, unit: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
     )
     return f'{head}<style>{style}</style><rect width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+
+
+def round_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """The numbers in a range that are 1, 2 or 5 times a power of ten apart, so many at most."""
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(n * power for n in (1, 2, 5, 10, 20) if n * power >= (high - low) / most)
+    first = math.ceil(low / step)
+    last = math.floor(high / step)
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:

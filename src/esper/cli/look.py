@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from esper.cli.console import names_table, print_json, runs_table, tasks_table
-from esper.dashboard.reader import RunReader, find_runs, summarise
+from esper.dashboard.comparisons import open_folder, summarise_folder
+from esper.dashboard.reader import find_runs
 from esper.dashboard.tables import RESULTS, read_run
 from esper.leyline.errors import EsperError, printable
 
@@ -29,12 +30,12 @@ DataRoot = Annotated[
 
 
 def runs(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder."""
+    """List the runs and comparisons in a folder."""
     summaries = []
     for path in find_runs(folder):
-        reader = RunReader(path)
+        reader = open_folder(path)
         reader.refresh()
-        summaries.append(summarise(reader))
+        summaries.append(summarise_folder(reader))
     if as_json:
         rows = [asdict(summary) for summary in summaries]
         print_json(rows)
@@ -66,11 +67,13 @@ def serve(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs or comparisons.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about one or more runs."""
+    """Write one HTML page about runs and comparisons."""
     from esper.dashboard.report import write_report
 
     write_report(runs, out)

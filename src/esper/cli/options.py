@@ -51,6 +51,7 @@ _WIRING: dict[str, Any] = {
     "--config-json": (Path | None, None, "Configuration file, instead of a preset."),
     "--resume": (bool, False, "Continue the run in --out."),
     "--json": (bool, False, "Print JSON instead of tables."),
+    "--verbose": (bool, False, "Also print the whole configuration."),
 }
 
 
@@ -65,12 +66,14 @@ class Asked:
     file: Path | None
     resume: bool
     as_json: bool
+    verbose: bool = False
 
 
 class ConfiguredCommand(TyperCommand):
     """A command that is the module `esper.cli.NAME`.
 
-    The module has `OPTIONS`, the `CONFIG` whose fields they set, and `play`.
+    The module has `OPTIONS`, the `CONFIG` whose fields they set, and `play`. `HAS_VERBOSE` adds
+    `--verbose`.
     """
 
     @cached_property
@@ -143,6 +146,7 @@ def _function(module: Any) -> Callable[..., None]:
                 file=typed.get("config_json"),
                 resume="resume" in typed,
                 as_json="json" in typed,
+                verbose="verbose" in typed,
             )
         )
 
@@ -152,9 +156,9 @@ def _function(module: Any) -> Callable[..., None]:
         parameters.append(
             _option(option, kinds[key], start.value(key), f"{text[0].upper()}{text[1:]}.")
         )
-    lacking = (
-        () if "telemetry" in module.CONFIG.model_fields else [f"--{name}" for name in _TRACKERS]
-    )
+    lacking = set() if hasattr(module, "HAS_VERBOSE") else {"--verbose"}
+    if "telemetry" not in module.CONFIG.model_fields:
+        lacking |= {f"--{name}" for name in _TRACKERS}
     parameters += [
         _parameter(name, *parts) for name, parts in _WIRING.items() if name not in lacking
     ]

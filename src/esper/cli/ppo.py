@@ -4,7 +4,7 @@ The training is elsewhere.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -26,6 +26,7 @@ from esper.telemetry.events import RankTimed
 
 CONFIG = TrainingConfig
 OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
+HAS_VERBOSE = True
 
 
 def play(asked: Asked) -> None:
@@ -36,15 +37,21 @@ def play(asked: Asked) -> None:
         if asked.as_json:
             raise SettingError("ranks share one terminal; omit --json. Use: esper watch RUN")
     config = assemble(asked, "ppo", TrainingConfig)
-    if not run_ppo(config, asked.resume, Console(stderr=asked.as_json)):
+    console = Console(stderr=asked.as_json)
+    if not run_ppo(config, asked.resume, console, verbose=asked.verbose):
         raise typer.Exit(130)
     if asked.as_json:
         saves = json.loads((config.out / runfolder.MANIFEST).read_text(encoding="utf-8"))["body"]
         print_json({"rounds": saved_rounds(config.out), **saves})
 
 
-def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
+def run_ppo(
+    config: TrainingConfig, resume: bool, console: Console, *, verbose: bool = False
+) -> bool:
     """Train in `config.out`, alone or as one rank of a team.
+
+    It begins with one line; with `verbose` the configuration, the policy's sizes and what the twins
+    cost follow.
 
     Returns True if it finished, and False if it was stopped.
     """
@@ -53,7 +60,9 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     with joined_team(wants_cuda) as team, opened(config, resume, team) as opening:
         settings, is_resumed, sink = opening
         console = console if team.rank == 0 else Console(quiet=True)
-        _tell_start(settings, team, console)
+        details = teller(console if verbose else Console(quiet=True))
+        _tell_start(settings, team, teller(console))
+        details("configuration: " + json.dumps(settings.model_dump(mode="json")))
         try:
             with (
                 stop_on_signals(patient=is_launched()) as is_asked,
@@ -62,7 +71,7 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
                 asks: dict[str, Any] = {
                     "should_stop": is_asked,
                     "watch": watch,
-                    "tell": teller(console),
+                    "tell": details,
                     "advance": meter.advance,
                 }
                 asks["watch_ranks"] = lambda ranks: _tell_ranks(ranks, console)
@@ -76,17 +85,22 @@ def run_ppo(config: TrainingConfig, resume: bool, console: Console) -> bool:
     return True
 
 
-def _tell_start(config: TrainingConfig, team: Team, console: Console) -> None:
-    tell = teller(console)
-    tell("configuration: " + json.dumps(config.model_dump(mode="json")))
+def _tell_start(config: TrainingConfig, team: Team, tell: Callable[[str], None]) -> None:
+    """Say in one line what is trained, where and for how long."""
+    task = config.task.build()
     if team.size == 1:
-        tell(describe_map(map_hosts(config.hosts, parse_devices(config.devices))))
-        return
-    ranks = zip(team.gather(str(team.device)), team.assign(config.hosts), strict=True)
-    places = ", ".join(
-        f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks)
+        where = describe_map(map_hosts(config.hosts, parse_devices(config.devices)))
+    else:
+        ranks = zip(team.gather(str(team.device)), team.assign(config.hosts), strict=True)
+        places = ", ".join(
+            f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks)
+        )
+        where = f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}"
+    steps = "decisions" if task.clock == "compute" else "epochs"
+    tell(
+        f"{task.name}: {config.rounds} rounds of {task.epochs} {steps}, "
+        f"reward {config.family}, {where}, in {config.out}"
     )
-    tell(f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}")
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 from textual.renderables.sparkline import Sparkline
 
+from esper.dashboard.episode import Episode
 from esper.dashboard.reader import RunSummary
 from esper.dashboard.series import Series
-from esper.dashboard.view import Episode, LogLine, RunView
+from esper.dashboard.view import LogLine, RunView
 from esper.leyline.errors import printable
 from esper.leyline.factored_actions import OP_NAMES
 from esper.telemetry.events import clock, format_gain
@@ -34,6 +35,9 @@ STYLES = {
     "PROBATIONARY": VIOLET,
     "CULLED": "#ef6f6c",
 }
+_PLACE = 14
+"""Letters of a place's name."""
+
 SIGNS = {"running": "▶", "finished": "■", "stopped": "▲"}
 
 
@@ -119,8 +123,8 @@ def draw_header(moment: Moment, width: int, height: int) -> Picture:
     ]
     if summary.status == "running":
         parts.append(f"ETA {'not known' if left is None else clock(left)}")
-    if summary.best_accuracy is not None:
-        parts.append(f"best {summary.best_accuracy:.2%}")
+    if summary.best:
+        parts.append(f"best {summary.best}")
     parts.append(f"{summary.events:,} events")
     parts += _spent(moment.view)
     if moment.view.unknown:
@@ -157,7 +161,9 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     if not view.slots:
         return title, _none("seed")
     heads = ("slot", "stage", "blueprint", "alpha", "", "contribution", "age", "fossils")
-    slots = lay_out((_slot_row(episode, slot) for slot in view.slots), 3, heads)
+    slots = lay_out(
+        (_slot_row(episode, slot, view.modules.get(slot)) for slot in view.slots), 3, heads
+    )
     return title, Group(_last_action(episode), slots)
 
 
@@ -167,22 +173,28 @@ def _last_action(episode: Episode) -> Text:
     if not action:
         return _none("action")
     planted = f" {action['blueprint']} ({action['blend']})" if action["blueprint"] else ""
-    place = f"{action['slot']} {(action['module'] or '')[-14:]}".strip()
+    place = _place(action["slot"], action["module"])
     line = f"last action: {action['op']}{planted} in {place} at epoch {action['epoch']}"
     if action["refused"]:
         line += f", refused: {action['refused']}"
     return Text(printable(line), no_wrap=True, overflow="ellipsis")
 
 
-def _slot_row(episode: Episode, slot: str) -> Sequence[RenderableType]:
+def _place(slot: str, module: str | None) -> str:
+    """A slot as its host calls it; of a long name the end is shown."""
+    name = module or slot
+    return name if len(name) <= _PLACE else f"…{name[1 - _PLACE :]}"
+
+
+def _slot_row(episode: Episode, slot: str, module: str | None) -> Sequence[RenderableType]:
     seed = episode.newest(slot)
     kept = [span for span in episode.spans if span.slot == slot and span.fate == "FOSSILIZED"]
     fossils = str(sum(span.removed is None for span in kept))
     stage = "DORMANT" if seed is None or seed.fate == "FOSSILIZED" else seed.stages[-1][0]
     shown = Text(printable(stage), STYLES.get(stage, "dim"))
     if seed is None:
-        return slot, shown, "", "", "", "never planted", "", fossils
-    name = f"{slot} {(seed.module or '')[-14:]}".strip()
+        return _place(slot, module), shown, "", "", "", "never planted", "", fossils
+    name = _place(slot, seed.module or module)
     blueprint = seed.blueprint or "-"
     if seed.fate:
         end = f"{seed.fate.lower()} at epoch {seed.end}"

@@ -10,9 +10,11 @@ from math import isfinite
 from statistics import mean
 from typing import Any, NamedTuple
 
+from esper.dashboard.episode import Episode
 from esper.dashboard.reader import RunReader, summarise
 from esper.dashboard.series import Series
-from esper.dashboard.view import Episode, RunView
+from esper.dashboard.view import RunView
+from esper.storage.runfolder import label_policies
 
 POINTS = 400
 """Rows of a chart; more than a screen can tell apart."""
@@ -64,6 +66,7 @@ def header(reader: RunReader) -> dict[str, Any]:
         "hosts": sorted(view.episodes),
         "last_actions": _last_actions(view),
         "slots": view.slots,
+        "modules": view.modules,
         "epochs": planned if type(planned) is int else max(trained, default=0),
         "over_twin": None if grown is None or twin is None else grown - twin,
         "unknown": view.unknown,
@@ -107,6 +110,8 @@ def rest(view: RunView) -> dict[str, Any]:
         for phase, costs in phases.items()
     ]
     lists = {name: getattr(view, name)[-MOST_ROWS:] for name in _LISTS}
+    labels = label_policies(result["arm"] for result in lists["results"])
+    lists["results"] = [row | {"arm": labels[row["arm"]]} for row in lists["results"]]
     return {"config": view.config, "spent": spent[:MOST_ROWS], **lists}
 
 

@@ -14,16 +14,29 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO, NamedTuple
 
-from esper.dashboard.view import Episode, RunView
+from esper.dashboard.episode import Episode
+from esper.dashboard.view import RunView
 from esper.leyline.errors import SaveError
 from esper.storage.files import open_plain, reading
-from esper.storage.runfolder import CHECKSUM, CONFIG, GARDEN_COMMAND, event_files, is_being_written
+from esper.storage.runfolder import (
+    ARMS,
+    CHECKSUM,
+    COMPARE_COMMAND,
+    CONFIG,
+    GARDEN_COMMAND,
+    RESULTS,
+    event_files,
+    is_being_written,
+    label_policies,
+)
 from esper.telemetry.sink import SEGMENT
 
 LONGEST_LINE = 2**18
 """Bytes of a line; a longer one is no event of ours."""
 
-_LARGEST_CONFIG = 2**20
+LARGEST_CONFIG = 2**20
+"""Bytes of a config.json that are read."""
+
 _LARGEST_EVENTS = 16 * SEGMENT
 _TAIL = 4096
 _decode = json.JSONDecoder(parse_constant=lambda name: None).decode
@@ -120,12 +133,13 @@ class RunReader:
         """
         if self.problem is not None:
             return "older format" if self.is_older else "damaged"
+        view = self.view
+        # its process may live on, with the folder in its hands
+        if view.config.get("command") == GARDEN_COMMAND and view.is_harvested:
+            return "finished"
         if is_being_written(self.folder):
             return "running"
-        view = self.view
         done, total = self.progress()
-        if view.config.get("command") == GARDEN_COMMAND and view.ledgers:
-            return "finished"  # it was harvested
         if view.config.get("command") != GARDEN_COMMAND and view.kind == "run":
             done = len(view.results)
             total = _whole(view.config.get("hosts"))
@@ -167,11 +181,11 @@ class RunReader:
         path = self.folder / CONFIG
         try:
             with open_plain(path) as file:
-                config = json.loads(file.read(_LARGEST_CONFIG), parse_constant=lambda name: None)
+                config = json.loads(file.read(LARGEST_CONFIG), parse_constant=lambda name: None)
             if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
                 raise ValueError("it names no task")
             command = config.get("command", "ppo")
-            if command not in ("ppo", "run", "grow", GARDEN_COMMAND):
+            if command not in ("ppo", "run", "grow", GARDEN_COMMAND, COMPARE_COMMAND):
                 raise ValueError(f"it is of `esper {command}`, which no page shows")
         except FileNotFoundError:
             raise SaveError(
@@ -180,6 +194,11 @@ class RunReader:
         except (OSError, ValueError, RecursionError) as problem:
             self.problem = f"{path} is damaged: {problem}"
             return {"task": {}}
+        if command == COMPARE_COMMAND:
+            raise SaveError(
+                f"{self.folder} is a comparison. Look at it with esper serve, "
+                f"or with esper report {self.folder}."
+            )
         self.is_older = command == "grow" or "life" in config["task"]  # as 0.1 wrote them
         self.problem = None
         if self.is_older:
@@ -262,16 +281,30 @@ class RunSummary:
 
     name: str
     path: Path
-    kind: str
+    kind: str  # ppo, run or compare
     task: str
     policy: str
     status: str  # as `RunReader.status` says
     done: int
-    total: int  # rounds (ppo) or epochs (run); a total of 0 is not written down
-    best_accuracy: float | None  # held-out: the best round's mean (ppo), the best host's last (run)
-    params: int | None  # of that host (run), mean of the newest episodes (ppo)
+    total: int  # rounds (ppo), epochs (run), arms (compare); a total of 0 is not written down
+    # held-out: the best round's mean (ppo), the best host's last (run); the best arm's mean on test
+    # examples (compare)
+    best_accuracy: float | None
+    params: int | None  # of that host (run) or arm (compare), mean of the newest episodes (ppo)
     age_seconds: float | None  # since the last event
     events: int
+    # of a loop of one's own without accuracy: the best host's, by loss where there is one
+    best_loss: float | None = None
+    best_score: float | None = None
+
+    @property
+    def best(self) -> str:
+        """The best accuracy, or else the loss or the score; nothing where none is measured."""
+        if self.best_accuracy is not None:
+            return f"{self.best_accuracy:.2%}"
+        if self.best_loss is not None:
+            return f"loss {self.best_loss:.4g}"
+        return "" if self.best_score is None else f"score {self.best_score:.4g}"
 
 
 def is_run(folder: Path) -> bool:
@@ -282,12 +315,26 @@ def is_run(folder: Path) -> bool:
     return bool(event_files(folder))
 
 
+def is_comparison(folder: Path) -> bool:
+    """Whether a folder looks like what `esper compare` leaves behind; a link does not."""
+    config = folder / CONFIG
+    if folder.is_symlink() or config.is_symlink() or not config.is_file() or event_files(folder):
+        return False
+    with suppress(OSError, ValueError, RecursionError), open_plain(config) as file:
+        start = json.loads(file.read(LARGEST_CONFIG))
+        return isinstance(start, dict) and start.get("command") == COMPARE_COMMAND
+    return False
+
+
 def find_runs(folder: Path) -> list[Path]:
-    """Return the run folders in a folder, by name; or the folder itself where it is one."""
+    """Return the folders of runs and comparisons in a folder, by name.
+
+    Where the folder is one itself, it is the only one.
+    """
     try:
-        if is_run(folder):
+        if is_run(folder) or is_comparison(folder):
             return [folder]
-        return sorted(path for path in folder.iterdir() if is_run(path))
+        return sorted(path for path in folder.iterdir() if is_run(path) or is_comparison(path))
     except OSError as problem:
         raise SaveError(
             f"cannot list the runs in {folder}: {problem.strerror}. Name their folder."
@@ -295,18 +342,20 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return the stamp of a run; nothing of the run is read."""
+    """Return the stamp of a run or comparison; nothing of it is read."""
     try:
         config = (folder / CONFIG).stat()
-        events = [path.stat() for path in event_files(folder).values()]
+        shown = [path.stat() for path in event_files(folder).values()]
+        if not shown:
+            shown = [(folder / name).stat() for name in (ARMS, RESULTS) if (folder / name).exists()]
     except OSError:
         return Stamp(written=0.0, is_running=False, files=[])
     return Stamp(
-        written=max(file.st_mtime for file in events or [config]),
+        written=max(file.st_mtime for file in shown or [config]),
         is_running=is_being_written(folder),
         files=[
             FileStamp(inode=file.st_ino, size=file.st_size, modified=file.st_mtime_ns)
-            for file in (config, *events)
+            for file in (config, *shown)
         ],
     )
 
@@ -317,16 +366,19 @@ def summarise(reader: RunReader) -> RunSummary:
     times = [path.stat().st_mtime for path in event_files(reader.folder).values()]
     progress = reader.progress()
     best = _best_grown(view) if view.kind == "run" else _best_taught(view)
+    policy = str(view.config.get("policy", "")) if view.kind == "run" else "ppo"
     return RunSummary(
         name=reader.folder.resolve().name,
         path=reader.folder,
         kind=view.kind,
         task=str(view.config.get("task", {}).get("name", "")),
-        policy=str(view.config.get("policy", "")) if view.kind == "run" else "ppo",
+        policy=label_policies([policy])[policy],
         status=reader.status(),
         done=progress.done,
         total=progress.total,
         best_accuracy=best.accuracy,
+        best_loss=best.loss,
+        best_score=best.score,
         params=best.params,
         age_seconds=max(0.0, time.time() - max(times)) if times else None,
         events=view.events,
@@ -334,9 +386,11 @@ def summarise(reader: RunReader) -> RunSummary:
 
 
 class _Best(NamedTuple):
-    """The best accuracy, and the parameters that go with it."""
+    """The best accuracy, loss or score, and the parameters that go with it."""
 
     accuracy: float | None = None
+    loss: float | None = None
+    score: float | None = None
     params: int | None = None
 
 
@@ -352,20 +406,37 @@ def _best_taught(view: RunView) -> _Best:
 def _best_grown(view: RunView) -> _Best:
     """Return the best host's accuracy and size: of the results, or else of the newest epochs."""
     if view.results:
-        return max(
-            _Best(result["validation_accuracy"], result["final_params"]) for result in view.results
-        )
+        best = max(view.results, key=lambda r: (r["validation_accuracy"], r["final_params"]))
+        return _Best(accuracy=best["validation_accuracy"], params=best["final_params"])
     states = _newest_states(view)
-    measured = [state for state in states if state.accuracy is not None]
-    # a user's own loop may measure no accuracy
-    return max(measured or states[:1], default=_Best())
+    return max(states, key=_goodness, default=_Best())
+
+
+def _goodness(state: _Best) -> tuple[bool, float, bool, float, bool, float, int]:
+    """Orders hosts: by accuracy where it is measured, else by loss, else by score."""
+    return (
+        state.accuracy is not None,
+        state.accuracy or 0.0,
+        state.loss is not None,
+        -(state.loss or 0.0),
+        state.score is not None,
+        state.score or 0.0,
+        state.params or 0,
+    )
 
 
 def _newest_states(view: RunView) -> list[_Best]:
-    """Return the newest accuracy and size of every host whose size is known."""
+    """Return the newest readings and the size of every host whose size is known."""
     states = []
     for episode in view.episodes.values():
-        params = episode.epochs.last("params")
+        last = episode.epochs.last
+        params = last("params")
         if params is not None and isfinite(params):
-            states.append(_Best(accuracy=episode.epochs.last("accuracy"), params=int(params)))
+            state = _Best(
+                accuracy=last("accuracy"),
+                loss=last("held_out_loss"),
+                score=last("score"),
+                params=int(params),
+            )
+            states.append(state)
     return states

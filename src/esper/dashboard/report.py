@@ -14,12 +14,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from esper.dashboard.comparisons import (
+    ComparisonReader,
+    FolderReader,
+    comparison_data,
+    open_shown,
+)
 from esper.dashboard.payload import curves, encode, episode_data, header, plain, rest
-from esper.dashboard.reader import RunReader, is_run, open_run
-from esper.dashboard.standings import arms_of, standings
+from esper.dashboard.reader import RunReader
+from esper.dashboard.standings import Arm, arms_of, standings
 from esper.leyline.errors import SaveError
 from esper.storage.files import FileKind, has_mark, require_replaceable, write_durably
-from esper.storage.runfolder import CONFIG, GARDEN_COMMAND
+from esper.storage.runfolder import COMPARE_COMMAND, GARDEN_COMMAND
 
 STATIC = Path(__file__).parent / "static"
 MOST_EPISODES = 8
@@ -39,39 +45,47 @@ class Recipe(NamedTuple):
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write one page about the runs.
+    """Write one page about runs and comparisons.
 
-    It has configuration, curves, timelines, ledger, gates, scores, and how to do it again. What
-    stands at `out` and is no report is refused.
+    Of a run it has configuration, curves, timelines, ledger, gates, scores, and how to do it again;
+    of a comparison arms, paired differences and curves. What stands at `out` and is no report is
+    refused.
     """
     require_replaceable(out, REPORT)
     if not runs:
-        raise SaveError("a report needs at least one run folder.")
+        raise SaveError("a report needs at least one folder of a run or comparison.")
     names = [path.resolve().name for path in runs]
     if len(set(names)) < len(names):
         names = [str(path) for path in runs]
-    readers = {name: _read(path) for name, path in zip(names, runs, strict=True)}
-    arms = []
+    readers = {name: open_shown(path) for name, path in zip(names, runs, strict=True)}
+    write_durably(out, page(report_data(readers), "esper report: " + ", ".join(readers)).encode())
+
+
+def report_data(readers: Mapping[str, FolderReader]) -> dict[str, Any]:
+    """Return all that a report shows, by the names of its folders."""
+    arms: list[Arm] = []
+    runs = []
+    comparisons = []
     for name, reader in readers.items():
-        arms.extend(arms_of(reader.view, name))
-    data = {
+        if isinstance(reader, ComparisonReader):
+            comparisons.append(_comparison_data(reader, name))
+        else:
+            arms.extend(arms_of(reader.view, name))
+            runs.append(_run_data(reader, name))
+    return {
         "version": version("esper-lite"),
         "date": date.today().isoformat(),
         "standings": standings(arms),
-        "runs": [_run_data(reader, name) for name, reader in readers.items()],
+        "comparisons": comparisons,
+        "runs": runs,
     }
-    write_durably(out, page(data, "esper report: " + ", ".join(readers)).encode())
 
 
-def _read(path: Path) -> RunReader:
-    """Return a reader that has taken in a run folder as it is now."""
-    if not is_run(path.resolve()):
-        raise SaveError(
-            f"{path} is not a run folder: it has no {CONFIG} with events. Name a run's --out."
-        )
-    reader = open_run(path)
-    reader.refresh()
-    return reader
+def _comparison_data(reader: ComparisonReader, name: str) -> dict[str, Any]:
+    data = comparison_data(reader)
+    recipe = reproduce(data["config"], COMPARE_COMMAND)
+    again = {"command": recipe.text.split("\n"), "advice": recipe.advice}
+    return data | again | {"header": data["header"] | {"name": name}}
 
 
 def _run_data(reader: RunReader, name: str) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from esper.dashboard.comparisons import (
+    ComparisonReader,
+    FolderReader,
+    comparison_data,
+    comparison_header,
+    open_folder,
+)
 from esper.dashboard.payload import Sent, curves, encode, episode_data, header, news
 from esper.dashboard.reader import RunReader, Stamp, find_runs, stamp_of
 from esper.dashboard.standings import Arm, arms_of, standings
@@ -161,7 +168,7 @@ class Connection(H11Protocol):
 
 
 class Feed:
-    """One run's reader, shared by all clients that look at it.
+    """The reader of one run or comparison, shared by all clients that look at it.
 
     It answers one question at a time, in a thread.
     """
@@ -169,7 +176,7 @@ class Feed:
     def __init__(self, folder: Path):
         self.folder = folder
         self.lock = Lock()
-        self.reader: RunReader | None = None
+        self.reader: FolderReader | None = None
         self.refreshed = -inf  # when the reader last took in what is new
         # the row of the list, as of the stamp
         self.row: dict[str, Any] = {"name": folder.name, "status": "being read"}
@@ -178,7 +185,7 @@ class Feed:
         self.asked = -inf  # when a client last looked at this run alone
 
     async def ask(
-        self, question: Callable[[RunReader], Answer], limit: CapacityLimiter | None = None
+        self, question: Callable[[FolderReader], Answer], limit: CapacityLimiter | None = None
     ) -> Answer:
         """Ask the reader something, in a thread; with a limit it is for the list of runs."""
         async with self.lock:
@@ -186,9 +193,19 @@ class Feed:
                 self.asked = time.monotonic()
             return await to_thread.run_sync(self._answer, question, limiter=limit)
 
-    def _answer(self, question: Callable[[RunReader], Answer]) -> Answer:
+    async def ask_run(self, question: Callable[[RunReader], Answer]) -> Answer:
+        """Ask the reader of a run something; a comparison is answered as no run."""
+
+        def require(reader: FolderReader) -> Answer:
+            if not isinstance(reader, RunReader):
+                raise HTTPException(404, "There is no run of that name.")
+            return question(reader)
+
+        return await self.ask(require)
+
+    def _answer(self, question: Callable[[FolderReader], Answer]) -> Answer:
         if self.reader is None:
-            self.reader = RunReader(self.folder)
+            self.reader = open_folder(self.folder)
             self.refreshed = -inf
         if time.monotonic() - self.refreshed > TICK / 2:
             self.reader.refresh()
@@ -206,7 +223,7 @@ class Feed:
 
     async def _look(self, stamp: Stamp, limit: CapacityLimiter) -> None:
         try:
-            self.row = await self.ask(header, limit)
+            self.row = await self.ask(_row, limit)
         except Exception:  # of this run alone: the others are listed
             self.row = {"name": self.folder.name, "status": "damaged"}
         self.stamp = stamp
@@ -284,7 +301,7 @@ class Site:
             episode = reader.episode(number, host)
             return None if episode is None else encode(episode_data(episode))
 
-        text = await feed.ask(read)
+        text = await feed.ask_run(read)
         if text is None:
             raise HTTPException(404, f"Host {host} has no episode in round {number}.")
         return _json(text)
@@ -296,15 +313,27 @@ class Site:
         arms = []
         for name in names:
             feed = await self.find(name)
-            side = await feed.ask(_side)
+            side = await feed.ask_run(_side)
             shown.append(side.shown)
             arms.extend(side.arms)
         return _json(encode({"runs": shown, "standings": standings(arms)}))
+
+    async def comparison(self, request: Request) -> Response:
+        """Answer with the results of a comparison."""
+        feed = await self.find(request.path_params["name"])
+
+        def read(reader: FolderReader) -> str:
+            if not isinstance(reader, ComparisonReader):
+                raise HTTPException(404, "There is no comparison of that name.")
+            return encode(comparison_data(reader))
+
+        return _json(await feed.ask(read))
 
     async def stream(self, request: Request) -> Response:
         """Answer with a run as it is, and from then on with what is new."""
         feed = await self.find(request.path_params["name"])
         host = _whole(request, "host")
+        await feed.ask_run(lambda reader: None)
         return StreamingResponse(self._follow(feed, host), media_type="text/event-stream")
 
     async def _follow(self, feed: Feed, host: int) -> AsyncIterator[str]:
@@ -316,11 +345,15 @@ class Site:
             return None if message is None else encode(message)
 
         while not self.is_closing():
-            message = await feed.ask(read)
+            message = await feed.ask_run(read)
             if message or time.monotonic() - written > HEARTBEAT:
                 written = time.monotonic()
                 yield f"data: {message}\n\n" if message else ": still here\n\n"
             await asyncio.sleep(TICK if sent.status == "running" else IDLE_TICK)
+
+
+def _row(reader: FolderReader) -> dict[str, Any]:
+    return header(reader) if isinstance(reader, RunReader) else comparison_header(reader)
 
 
 def _side(reader: RunReader) -> Side:
@@ -353,6 +386,7 @@ def build_app(
         Route("/api/runs", site.runs),
         Route("/api/runs/{name}/episode", site.episode),
         Route("/api/runs/{name}/stream", site.stream),
+        Route("/api/comparisons/{name}", site.comparison),
         Route("/api/compare", site.compare),
     ]
     app = Starlette(

@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any
 
 from esper.dashboard.view import RunView
+from esper.storage.runfolder import label_policies
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 
 CONTROL = "never"
@@ -82,7 +83,7 @@ def _tested_arm(config: Mapping[str, Any], result: Mapping[str, Any], run: str) 
     # note has no control but itself
     training = config.get("training", f"run {run}")
     return Arm(
-        policy=result["arm"],
+        policy=label_policies([result["arm"]])[result["arm"]],
         task=str(task.get("name")),
         epochs=result["epochs"],
         measure="test",

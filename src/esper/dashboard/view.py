@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from esper.dashboard.episode import Episode, SeedSpan, StageStart
 from esper.dashboard.series import Series
 from esper.dashboard.soundness import Record, is_sound
 from esper.leyline.errors import EsperError, is_number, printable
@@ -21,13 +22,6 @@ LOG_LINES = 500
 
 _LONGEST_TEXT = 400
 _COSTS = ("flops", "examples", "seconds")
-
-
-class StageStart(NamedTuple):
-    """A stage of a seed, and the epoch in which it began."""
-
-    stage: str
-    epoch: int
 
 
 class NumberedRecord(NamedTuple):
@@ -43,68 +37,6 @@ class FinishedRound(NamedTuple):
 
     round: int
     ops: dict[str, int]
-
-
-@dataclass
-class SeedSpan:
-    """One seed in a slot, from planting to its end.
-
-    Epochs count those trained so far, as in events.
-    """
-
-    slot: str
-    module: str | None  # the host's name of the module that the slot sits on
-    blueprint: str | None
-    stages: list[StageStart] = field(default_factory=list)  # those behind CULLED too
-    end: int | None = None  # the epoch in which it was FOSSILIZED or CULLED; None is alive
-    fate: str | None = None  # which of the two
-    removed: int | None = None  # the epoch in which late pruning removed the fossil
-    alpha: float = 0.0
-    age: int = 0
-    params: int = 0
-    contribution: float | None = None
-    standard_error: float | None = None
-    readings: Series = field(default_factory=Series)  # epoch, alpha, contribution, standard_error
-    # each has gate, measured, needed, verdict, reason, epoch
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class Episode:
-    """One host's episode: in one round of `esper ppo`, or in a run without rounds."""
-
-    host: int
-    round: int
-    rank: int = 0  # the rank whose file holds its events
-    epochs: Series = field(default_factory=Series)
-    """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps,
-    share, reward, part.NAME
-    """
-    spans: list[SeedSpan] = field(default_factory=list)
-    actions: int = 0  # those that were refused included
-    acted: int = -1  # epoch of the newest action
-    # of the newest action: epoch, op, slot, module, blueprint, blend, refused; WAIT is none
-    last_action: dict[str, Any] = field(default_factory=dict)
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # epoch, reason
-    undecided: list[str] = field(default_factory=list)  # slots whose seed was left out at the end
-    # slot -> verdicts before a seed germinated in it
-    unborn: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything is known of it."""
-        return bool(self.epochs.rows or self.spans or self.actions or self.rollbacks or self.unborn)
-
-    def newest(self, slot: str) -> SeedSpan | None:
-        """Return the last seed that was planted in a slot, alive or not."""
-        return next((span for span in reversed(self.spans) if span.slot == slot), None)
-
-    def alive(self, slot: str) -> SeedSpan | None:
-        """Return the seed that lives in a slot."""
-        span = self.newest(slot)
-        if span is None or span.end is not None:
-            return None
-        return span
 
 
 @dataclass(frozen=True)
@@ -128,6 +60,7 @@ class RunView:
     kind: str  # ppo or run
     config: dict[str, Any]
     slots: list[str] = field(default_factory=list)  # slot ids seen so far, in execution order
+    modules: dict[str, str] = field(default_factory=dict)  # slot id -> the host's own name
     round: int = 0  # the round that is being played; 0 in a run without rounds
     rounds: Series = field(default_factory=Series)
     """round, decisions, mean_return, accuracy, twin_accuracy, params_share, germinated, fossilized,
@@ -137,6 +70,7 @@ class RunView:
     episodes: dict[int, Episode] = field(default_factory=dict)  # the newest of each host
     results: list[dict[str, Any]] = field(default_factory=list)  # records of ArmFinished
     ledgers: list[dict[str, Any]] = field(default_factory=list)  # of LedgerClosed
+    is_harvested: bool = False  # whether the newest ledger is newer than the newest epoch
     # of a taught policy: what the run spent on -> phase -> FLOPs, examples and seconds so far
     spent: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     bookings: int = 0  # records that were added to `spent`
@@ -209,6 +143,9 @@ class RunView:
         slot = record.get("slot")
         if slot is not None and slot not in self.slots:
             self.slots = list(ordered_slots([*self.slots, slot]))
+        module = record.get("module")
+        if slot is not None and module:
+            self.modules[slot] = module
         if rank not in self.begun:
             self.enter(0, rank)
         host = record["host"]
@@ -243,6 +180,7 @@ def _word(event: NumberedRecord) -> LogLine:
 
 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    view.is_harvested = False
     parts = record["reward_parts"] or {}
     episode.epochs.append(
         epoch=epoch,
@@ -447,6 +385,7 @@ def _arm_finished(view: RunView, record: Record, rank: int) -> None:
 def _ledger(view: RunView, record: Record, rank: int) -> None:
     _require_numbers(record)
     view.ledgers.append(dict(record))
+    view.is_harvested = True
     if view.kind == "ppo":
         _spend(view, "episodes", record)
 

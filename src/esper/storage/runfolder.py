@@ -8,9 +8,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
@@ -79,10 +80,14 @@ FIGURE = "figure.svg"
 GARDEN_COMMAND = "garden"
 """Stands in place of a command in the configuration of a user's own training loop."""
 
+COMPARE_COMMAND = "compare"
+"""Stands in the configuration of a comparison, which is no run."""
+
 CHECKSUM = "sha256"
 """Key of the checksum in files that are plain for people and read back all the same."""
 
 _FOLDERS = (CHECKPOINTS, TWINS, ARMS, PRETRAINED, PLANS, NETWORKS, TENSORBOARD, WANDB)
+_LEARNER = re.compile(r"round-([0-9]{1,9})\.safetensors")
 _EVENTS = re.compile(r"events-(0|[1-9][0-9]{0,8})(?:\.([1-9][0-9]{0,8}))?\.jsonl")
 
 # Seconds that a writer waits: a process that looks at a run touches its lock for an instant.
@@ -136,6 +141,30 @@ def cut_events(folder: Path, rank: int, end: Position) -> None:
             os.unlink(path)
         elif segment.number == end.segment and path.stat().st_size > end.size:
             os.truncate(path, end.size)
+
+
+def label_policies(names: Iterable[str]) -> dict[str, str]:
+    """What people call each policy or arm: a checkpoint by its run and round, others by name.
+
+    Two that would be called alike keep their own names.
+    """
+    labels = {name: _label(name) for name in names}
+    counts = Counter(labels.values())
+    return {name: label if counts[label] == 1 else name for name, label in labels.items()}
+
+
+def _label(name: str) -> str:
+    follower, of, policy = name.rpartition(" of ")  # a network of fixed size follows an arm
+    path = PurePath(policy)
+    if path.suffix != ".safetensors":
+        return name
+    learner = _LEARNER.fullmatch(path.name)
+    run = (path.parent.parent if path.parent.name == CHECKPOINTS else path.parent).name
+    if learner is not None and run:
+        return f"{follower}{of}{run} round {int(learner[1])}"
+    if path.name == POLICY and run:
+        return f"{follower}{of}the policy of {run}"
+    return f"{follower}{of}{path.stem}"
 
 
 def network_folder(run: Path, host: int) -> Path:

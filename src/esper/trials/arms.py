@@ -22,6 +22,7 @@ from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.tasks.task import Task
+from esper.storage.runfolder import label_policies
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports
@@ -195,7 +196,8 @@ def describe_undecided(arm: str, runs: Sequence[HostRun]) -> list[str]:
             )
     if not undecided:
         return []
-    return [f"{arm} left undecided, so the final networks are without: {', '.join(undecided)}"]
+    label = label_policies([arm])[arm]
+    return [f"{label} left undecided, so the final networks are without: {', '.join(undecided)}"]
 
 
 def architecture_of(model: MorphogeneticModel) -> tuple[Planting, ...]:

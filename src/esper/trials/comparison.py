@@ -24,16 +24,23 @@ from esper.runtime.population import Population
 from esper.runtime.splits import Splits
 from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import episodes_of, other_episodes
-from esper.storage.runfolder import ARMS, PLANS, PRETRAINED
+from esper.storage.runfolder import ARMS, PLANS, PRETRAINED, label_policies
 from esper.storage.store import NewFile, Save, Store, fitting
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_files import load_fitting
 from esper.tamiyo.policy_names import NEVER, Rule, Sham, parse
 from esper.tamiyo.rules import HostFacts, replay
-from esper.telemetry.events import ActionTaken, Event, StageChanged, from_record, to_record
+from esper.telemetry.events import (
+    ActionTaken,
+    Event,
+    HostEpoch,
+    StageChanged,
+    from_record,
+    to_record,
+)
 from esper.trials.arms import ArmRun, Entry, Planting, Say, Stopped, make_decider, run_entries
 from esper.trials.config import START, CompareConfig
-from esper.trials.results import ORACLE, ArmRow, Trials, best_by_validation
+from esper.trials.results import ORACLE, ArmRow, Curve, CurvePoint, Trials, best_by_validation
 from esper.trials.searching import (
     PlanOnHost,
     Searching,
@@ -187,7 +194,8 @@ class Comparison:
         for arm in group:
             entries += self._entries(arm, rate)
             lengths += self._lengths(arm, rate)
-        self.say(f"{', '.join(group)}: {len(entries)} hosts, learning rate x {rate:g}")
+        labels = label_policies(group)
+        self.say(f"{', '.join(labels.values())}: {len(entries)} hosts, learning rate x {rate:g}")
         runs: dict[int, ArmRun] = {}  # by the number of the entry
         for numbers in group_by_length(lengths, self.most_hosts):
             task = self._task_for(group, rate, lengths[numbers[0]])
@@ -450,7 +458,21 @@ def trials_of(
         events=tuple(logs),
         episodes=episodes,
         plan=plan,
+        curves=tuple(curve_of(run.events) for run in runs),
     )
+
+
+def curve_of(happened: Sequence[Event]) -> Curve:
+    """How one episode went: what was spent by the end of each epoch, and the loss then."""
+    points = []
+    for event in happened:
+        if isinstance(event, HostEpoch) and event.held_out_loss is not None:
+            assert event.flops is not None  # hosts of a comparison are priced
+            point = CurvePoint(
+                epoch=event.epoch, flops=event.flops, held_out_loss=event.held_out_loss
+            )
+            points.append(point)
+    return tuple(points)
 
 
 def _name_of_host(seed: int) -> str:

@@ -5,7 +5,8 @@ Plain data in, plain data out; nothing is played here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from statistics import fmean
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -67,6 +68,18 @@ class ArmRow(BaseModel):
         return cls(**to_record(result), peak_params=peak_params)
 
 
+class CurvePoint(NamedTuple):
+    """One epoch of an episode as its arm's curve has it."""
+
+    epoch: int
+    flops: int  # all phases since the episode began
+    held_out_loss: float
+
+
+Curve = tuple[CurvePoint, ...]
+"""How one episode went, epoch by epoch; an epoch whose loss is no number is left out."""
+
+
 @dataclass(frozen=True)
 class Trials:
     """One arm at one rate, seed by seed, as plain data."""
@@ -79,6 +92,7 @@ class Trials:
     # episodes played before to find what decides here; None where a checkpoint does not say
     episodes: int | None = 0
     plan: str | None = None  # what a search found, as a policy
+    curves: tuple[Curve, ...] = ()  # seed by seed
 
     def column(self, name: str) -> list[float]:
         """One number of every row, seed by seed."""
@@ -106,6 +120,7 @@ class Trials:
             description[name] = asdict(estimate_mean(self.column(name)))
         for name in COSTS:
             description[name] = self.mean(name)
+        description["curve"] = mean_curve(self.curves)
         return description
 
     def minus(self, other: "Trials") -> dict[str, Any]:
@@ -121,6 +136,19 @@ class Trials:
                 verdict = _OPPOSITE.get(verdict, verdict)
             differences[name] = {**asdict(difference), "verdict": verdict}
         return differences
+
+
+def mean_curve(curves: Sequence[Curve]) -> dict[str, list[float]]:
+    """The mean over episodes, epoch by epoch; only epochs that all of them have."""
+    points_by_epoch = [{point.epoch: point for point in curve} for curve in curves]
+    shared = set.intersection(*map(set, points_by_epoch)) if points_by_epoch else set()
+    columns: dict[str, list[float]] = {name: [] for name in CurvePoint._fields}
+    for epoch in sorted(shared):
+        points = [by_epoch[epoch] for by_epoch in points_by_epoch]
+        columns["epoch"].append(epoch)
+        columns["flops"].append(fmean(point.flops for point in points))
+        columns["held_out_loss"].append(fmean(point.held_out_loss for point in points))
+    return columns
 
 
 def best_by_validation(trials: Sequence[Trials]) -> Trials:

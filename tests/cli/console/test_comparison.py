@@ -9,10 +9,17 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from esper.cli.console import arms_compared, compared_figure, differences, interval_figure, pairs_of
+from esper.cli.console import (
+    arms_compared,
+    compared_figure,
+    differences,
+    interval_figure,
+    round_ticks,
+)
+from esper.dashboard.comparisons import pairs_of
 
 SVG = "{http://www.w3.org/2000/svg}"
-LONG = "runs/a_long_folder/of/checkpoints/with_names/round-000012.safetensors"
+LONG = "greedy:epochs=1+5+9+13+17+21+25+29:blueprints=norm+conv_light+conv_heavy"
 
 
 def estimate(mean, low=None, high=None, count=6):
@@ -244,10 +251,35 @@ def test_names_are_text_whatever_is_in_them(name):
 
 def test_of_a_long_name_the_end_is_shown_beside_the_bars():
     texts, _, _ = drawn(interval_figure([(LONG, 1.0, 0.5, 1.5)], "t", "u"))
-    (label,) = (text for text in texts if text.endswith("safetensors"))
+    (label,) = (text for text in texts if text.endswith("conv_heavy"))
     assert label.startswith("…")
     assert LONG.endswith(label[1:])
     assert len(label) == 20
+
+
+@pytest.mark.parametrize("table", [arms_compared, differences])
+def test_a_checkpoints_arm_is_called_by_its_run_and_round(table):
+    text = printed(table(beside_never("runs/first/checkpoints/round-000012.safetensors")), 80)
+    assert "first round 12" in text
+    assert "safetensors" not in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (64.3, 73.9, [66, 68, 70, 72]),
+        (-0.21, 0.13, [-0.2, -0.15, -0.1, -0.05, 0, 0.05, 0.1]),
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (1234, 98765, [20_000, 40_000, 60_000, 80_000]),
+    ],
+)
+def test_ticks_are_1_2_or_5_times_a_power_of_ten_apart(low, high, ticks):
+    assert round_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_the_ticks_of_a_figure_are_round():
+    texts, _, _ = drawn(interval_figure([("a", 63.217, 61.02, 66.9)], "t", "u"))
+    assert {"61", "62", "63", "64", "65", "66", "67"} <= set(texts)
 
 
 @pytest.mark.parametrize("value", [0.0, 50.0, -3.0])

@@ -2,7 +2,13 @@
 // Curves by uPlot: one chart, and a grid of them that is drawn again and again.
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-const X_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6];
+const WHOLE_STEPS = ROUND_STEPS.filter((step) => step >= 1);
+
+// How a round number is written on an axis, where that is shorter than the values' own format.
+const tickOf = new Map([
+  [percent, (value) => `${number(Number((100 * value).toPrecision(6)))} %`],
+  [times, (value) => `${number(value)} ×`],
+]);
 
 const charts = new Set(); // those on the page
 const resized = new ResizeObserver((entries) => {
@@ -16,8 +22,9 @@ const toneOf = (index) => `--tone-${1 + (index % 8)}`;
 const dressed = (line, index) =>
   ({ tone: toneOf(index), dash: DASHES[Math.floor(index / 4) % 4], ...line });
 
-// What `draw` takes: title, x, xLabel, format of values, ticks (their format, if another), range,
-// and series of { label, y, lo, hi, tone, dash, spans }; lo and hi are the ends of error bars.
+// What `draw` takes: title, x, xLabel, xFormat, format of values, ticks (their format, if another),
+// range, isWide, isLarge, and series of { label, y, lo, hi, tone, dash, spans, isReference }; lo and hi are
+// the ends of error bars. What tells nothing is left out, and is in `leftOut` as words.
 class Chart {
   constructor(title, group) {
     this.group = group;
@@ -40,13 +47,19 @@ class Chart {
   }
 
   size() {
-    return { width: this.width(), height: Math.round(176 * fontScale()) };
+    const { isWide, isLarge } = this.spec;
+    const height = isWide ? 260 : isLarge ? 200 : 104;
+    return { width: this.width(), height: Math.round(height * fontScale()) };
   }
 
   draw(spec) {
     this.spec = spec;
-    const shown = spec.series.map(dressed).filter(({ y }) => y?.some(isKnown));
+    const series = spec.series.map(dressed);
+    const { drawn: shown, named: constant } = partedByInformation({ ...spec, series });
+    this.leftOut = constant.map((line) => namedWords(spec, line));
     this.figure.hidden = !shown.length;
+    this.figure.classList.toggle("wide", Boolean(spec.isWide));
+    this.figure.classList.toggle("large", Boolean(spec.isLarge));
     if (!shown.length) return;
     this.shown = shown;
     const shape = JSON.stringify([spec.xLabel, shown.map(({ label, lo }) => [label, Boolean(lo)])]);
@@ -109,13 +122,28 @@ class Chart {
     const scale = fontScale();
     const axis = {
       stroke: colour("--muted"),
-      font: `${12 * scale}px system-ui`,
+      font: `${Math.round(12 * scale)}px system-ui`, // uPlot scales whole pixels only
       ticks: { show: false },
     };
-    const write = (_, ticks) => ticks.map((tick) => (this.spec.ticks ?? this.spec.format)(tick));
+    const { ticks: tickFormat, format, xFormat = whole } = this.spec;
+    const write = (words) => (_, ticks) => ticks.map(words);
+    const grid = { stroke: colour("--line"), width: 1 };
     return [
-      { ...axis, grid: { show: false }, size: 26 * scale, incrs: X_STEPS },
-      { ...axis, grid: { stroke: colour("--line"), width: 1 }, size: 54 * scale, values: write },
+      {
+        ...axis,
+        grid: { show: false },
+        size: 26 * scale,
+        incrs: WHOLE_STEPS,
+        values: write(xFormat),
+      },
+      {
+        ...axis,
+        grid,
+        size: 50 * scale,
+        space: 20 * scale,
+        incrs: ROUND_STEPS,
+        values: write(tickFormat ?? tickOf.get(format) ?? format),
+      },
     ];
   }
 
@@ -134,10 +162,10 @@ class Chart {
 
   // The legend has the values under the cursor, or else the newest.
   showValues(index) {
-    const { format, x, xLabel } = this.spec;
+    const { format, x, xLabel, xFormat = number } = this.spec;
     const isPast = isKnown(index) && index < x.length;
     const valueOf = ({ y }) => format(isPast ? y[index] : lastOf(y));
-    this.at.textContent = isPast ? `${xLabel} ${number(x[index])}` : "";
+    this.at.textContent = isPast ? `${xLabel} ${xFormat(x[index])}` : "";
     this.legend.replaceChildren(...this.shown.map((line) =>
       el("li", {}, lineKey(line), line.label, " ", el("b", {}, valueOf(line)))));
   }
@@ -154,11 +182,14 @@ function lineKey({ tone, dash }) {
   return swatch("0 0 18 10", path);
 }
 
+// Charts side by side, and below them what is not drawn because it tells nothing.
 class ChartGrid {
   constructor(group) {
     this.group = group;
     this.drawn = new Map(); // title -> chart
-    this.node = el("div", { class: "charts" });
+    this.charts = el("div", { class: "charts" });
+    this.leftOut = el("p", { class: "quiet left-out", hidden: "" });
+    this.node = el("div", {}, this.charts, this.leftOut);
   }
 
   draw(specs) {
@@ -170,11 +201,14 @@ class ChartGrid {
     for (const [title, chart] of this.drawn) {
       if (!titles.has(title)) chart.figure.hidden = true;
     }
+    const names = specs.flatMap(({ title }) => this.drawn.get(title).leftOut);
+    this.leftOut.hidden = !names.length;
+    this.leftOut.textContent = `Constant or straight, so not drawn. ${names.join("; ")}.`;
   }
 
   add(title) {
     const chart = new Chart(title, this.group);
     this.drawn.set(title, chart);
-    this.node.append(chart.figure);
+    this.charts.append(chart.figure);
   }
 }

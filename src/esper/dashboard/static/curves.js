@@ -2,23 +2,26 @@
 // Which curves there are: of an episode, across rounds, and of runs side by side.
 
 const LEFT_ALONE = DASHES[1]; // how the line of what did not grow, or was trained on, is dashed
+const REFERENCE = { tone: "--muted", dash: LEFT_ALONE, isReference: true };
 
-// The columns whose names begin with a prefix, as lines.
-function named(columns, prefix) {
+// The columns whose names begin with a prefix, as lines. A part of one slot, as contribution:r0c0,
+// is called by its module.
+function named(columns, prefix, modules = {}) {
   const names = Object.keys(columns).filter((name) => name.startsWith(prefix));
-  return names.map((name) => ({
-    label: name.slice(prefix.length).replaceAll("_", " ").toLowerCase(),
-    y: columns[name],
-  }));
+  return names.map((name) => {
+    const [what, slot] = name.slice(prefix.length).split(":");
+    const words = what.replaceAll("_", " ").toLowerCase();
+    return { label: slot ? `${words} ${modules[slot] ?? slot}` : words, y: columns[name] };
+  });
 }
 
 const grownAndTwin = (columns) => [
   { label: "grown", y: columns.accuracy, tone: "--kept", dash: [] },
-  { label: "twin, left alone", y: columns.twin_accuracy, tone: "--muted", dash: LEFT_ALONE },
+  { label: "twin, left alone", y: columns.twin_accuracy, ...REFERENCE },
 ];
 
 // ---- one episode ----
-function episodeCharts(episode) {
+function episodeCharts(episode, modules) {
   const epochs = episode.epochs;
   const chart = (title, series, more) =>
     ({ x: epochs.epoch ?? [], xLabel: "epoch", format: number, title, series, ...more });
@@ -32,16 +35,16 @@ function episodeCharts(episode) {
     chart("Parameters", [{ label: "host and seeds", y: epochs.params }],
       { format: whole, ticks: short }),
     chart("FLOPs since birth", [{ label: "all phases", y: epochs.flops }], { format: short }),
-    chart("Steps of each epoch or decision", [{ label: "steps", y: epochs.steps }],
+    chart("Steps of an epoch", [{ label: "steps", y: epochs.steps }],
       { format: whole }),
     chart("Share of the episode used", [{ label: "epochs, or compute", y: epochs.share }],
       { format: percent }),
     chart("Alpha per slot", [], { ...slotLines(episode, "alpha", false), range: [0, 1.05] }),
-    chart("Contribution per slot ± standard error", [],
+    chart("Contribution ± standard error", [],
       slotLines(episode, "contribution", true)),
     chart("Reward and its parts", [
       { label: "reward", y: epochs.reward, tone: "--ink" },
-      ...named(epochs, "part."),
+      ...named(epochs, "part.", modules),
     ]),
   ];
 }
@@ -90,22 +93,22 @@ function drawSeed(line, { epochs, values, errors }, rowOf) {
 }
 
 // ---- across rounds ----
-function roundCharts(rounds) {
+function roundCharts(rounds, modules) {
   const chart = (title, series, format = number) =>
     ({ x: rounds.round ?? [], xLabel: "round", format, title, series });
   return [
     chart("Return", [{ label: "mean over hosts", y: rounds.mean_return }]),
-    chart("Accuracy at the end of the episode", grownAndTwin(rounds), percent),
-    chart("Parameters at the end of the episode",
+    chart("Accuracy at the end", grownAndTwin(rounds), percent),
+    chart("Parameters at the end",
       [{ label: "of the host's", y: rounds.params_share }], times),
-    chart("Reward parts per episode", named(rounds, "part.")),
+    chart("Explained variance", [{ label: "of returns", y: rounds.explained_variance }]),
+    chart("Reward parts per episode", named(rounds, "part.", modules)),
     chart("What the policy does", opShares(rounds), percent),
     chart("Policy step", [
       { label: "KL", y: rounds.kl },
       { label: "clipped share", y: rounds.clip_fraction },
     ]),
     chart("Entropy per head", named(rounds, "entropy.")),
-    chart("Explained variance", [{ label: "of returns", y: rounds.explained_variance }]),
     chart("Losses of the update", [
       { label: "value", y: rounds.value_loss },
       { label: "policy", y: rounds.policy_loss },
@@ -149,8 +152,8 @@ function overlayRuns(runs, kind, title, column, { format, ticks }) {
   const numberOf = new Map(runs.map(({ header }, index) => [header.name, index]));
   const series = shown.map(({ header }, index) => {
     const run = numberOf.get(header.name);
-    const look = { spans: true, tone: toneOf(run), dash: DASHES[run % 4] };
+    const look = { spans: true, isReference: true, tone: toneOf(run), dash: DASHES[run % 4] };
     return { label: header.name, y: lines[index], ...look };
   });
-  return [{ title, x, xLabel, format, ticks, series }];
+  return [{ title, x, xLabel, format, ticks, series, isLarge: true }];
 }

@@ -3,7 +3,7 @@
 
 function growthPart() {
   const panel = el("aside",
-    { class: "evidence", "aria-label": "Gate evidence", "aria-live": "polite" },
+    { class: "evidence", "aria-label": "Gate evidence", "aria-live": "polite", tabindex: 0 },
     el("p", { class: "quiet" },
       "Point at a seed, or move to it with the keyboard, to see what its gates saw."));
   const timeline = new Timeline((span, now) => showEvidence(panel, span, now));
@@ -12,9 +12,9 @@ function growthPart() {
     el("summary", {}, "The same as a table"),
     el("div"));
   const showTable = () => details.lastChild.replaceChildren(seedsTable(timeline.episode));
-  const draw = (episode, slots, length) => {
+  const draw = (episode, header) => {
     summary.textContent = episodeWords(episode);
-    timeline.draw(episode, slots, length);
+    timeline.draw(episode, header);
     if (details.open) showTable();
   };
   const drawing = el("div", { class: "growth" }, timeline.node, panel);

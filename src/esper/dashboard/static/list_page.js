@@ -1,7 +1,7 @@
 "use strict";
 // The list of runs, from which some are chosen to be compared.
 
-const LIST_HEAD = ["", "run", "status", "task", "policy", "progress", "best accuracy", "parameters",
+const LIST_HEAD = ["", "run", "status", "task", "policy", "progress", "best", "parameters",
   "changed"];
 const FIRST_TEXT = 3; // the column of the first plain text: the task
 
@@ -33,7 +33,7 @@ function listPage(main) {
     const { runs } = await ask("api/runs");
     none.hidden = runs.length > 0;
     for (const run of runs) {
-      if (!rows.has(run.name)) rows.set(run.name, runRow(run.name, toggle(run.name)));
+      if (!rows.has(run.name)) rows.set(run.name, runRow(run, toggle(run.name)));
       fillRow(rows.get(run.name), run);
     }
     const nodes = runs.map((run) => rows.get(run.name));
@@ -47,10 +47,12 @@ function listHead(name) {
   return el("th", { scope: "col" }, name || el("span", { class: "hidden" }, "compare"));
 }
 
-function runRow(name, ontoggle) {
-  const box = el("input",
-    { type: "checkbox", "aria-label": `compare ${name}`, onchange: ontoggle });
-  const link = el("a", { href: `#/run/${address(name)}` }, name);
+function runRow({ name, kind }, ontoggle) {
+  const isRun = kind !== "compare"; // a comparison has its own page, and is held against nothing
+  const box = isRun
+    ? el("input", { type: "checkbox", "aria-label": `compare ${name}`, onchange: ontoggle })
+    : "";
+  const link = el("a", { href: `#/${isRun ? "run" : "comparison"}/${address(name)}` }, name);
   const cells = LIST_HEAD.slice(2).map(() => el("td"));
   return el("tr", {}, el("td", {}, box), el("th", { scope: "row" }, link), cells);
 }
@@ -63,7 +65,7 @@ function fillRow(row, run) {
     run.task ?? "–",
     run.policy ?? "–",
     progressOf(run),
-    percent(run.best_accuracy),
+    bestOf(run),
     whole(run.params),
     ago(run.age_seconds),
   ];

@@ -50,6 +50,11 @@ function section(id, title, ...children) {
     ...children);
 }
 
+// What is opened by those who want it.
+function folded(title, ...children) {
+  return el("details", {}, el("summary", {}, title), ...children);
+}
+
 // A small drawing inside of a line of text.
 function swatch(box, ...parts) {
   return svg("svg", { class: "key", viewBox: box, "aria-hidden": "true" }, ...parts);

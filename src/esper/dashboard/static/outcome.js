@@ -11,7 +11,7 @@ function headline(header) {
       header.kind === "ppo" ? "rounds" : "epochs",
       header.total ? `${header.done} of ${header.total}` : whole(header.done),
     ],
-    ["best accuracy", percent(header.best_accuracy)],
+    [isKnown(header.best_accuracy) ? "best accuracy" : "best held-out", bestOf(header)],
     ["over twin, last round", isKnownLead ? `${points(header.over_twin)} points` : null],
     ["parameters", whole(header.params)],
     ["hosts", String(header.hosts.length)],
@@ -36,18 +36,20 @@ function flat(settings, prefix = "") {
   });
 }
 
-// ---- the sections of what came out, empty where there is nothing to show ----
-function outcome(id, { anomalies, results, ledgers, spent, worth }) {
-  const part = (name, title, records, draw) =>
-    (records.length ? section(`${id}-${name}`, title, ...draw(records)) : "");
-  return [
-    part("anomalies", "Updates that do not look healthy", anomalies, (all) => [anomalyList(all)]),
-    part("results", "Results", results, (all) => [resultsTable(all)]),
-    part("worth", "Was it worth it?", worth, (all) => worthOf(all.at(-1))),
-    part("spent", "What the run cost", spent, (all) => [spentTable(all)]),
-    part("ledger", "Ledger", ledgers, (all) => [ledgerTable(all)]),
-  ];
-}
+// ---- the sections of what came out and what it cost, empty where there is nothing to show ----
+const part = (id, title, records, draw) =>
+  (records.length ? section(id, title, ...draw(records)) : "");
+
+const findings = (id, { anomalies, results, worth }) => [
+  part(`${id}-anomalies`, "Updates that do not look healthy", anomalies, (all) => [anomalyList(all)]),
+  part(`${id}-results`, "Results", results, (all) => [resultsTable(all)]),
+  part(`${id}-worth`, "Was it worth it?", worth, (all) => worthOf(all.at(-1))),
+];
+
+const costs = (id, { ledgers, spent }) => [
+  part(`${id}-spent`, "What the run cost", spent, (all) => spentNodes(all, ledgers)),
+  part(`${id}-ledger`, "Ledger", spent.length ? [] : ledgers, ledgerNodes),
+];
 
 function anomalyList(anomalies) {
   return el("ul", {}, anomalies.map(({ round, kind, value, limit, where }) =>
@@ -100,24 +102,52 @@ function worthOf(report) {
   ];
 }
 
-function ledgerTable(ledgers) {
-  // a loop that harvests again closes its ledger again
-  const isNewest = (ledger, index) => !ledgers.slice(index + 1)
-    .some(({ host, seed }) => host === ledger.host && seed === ledger.seed);
-  const rowsOf = ({ host, flops, examples, seconds }) => Object.keys(flops ?? {}).map((phase) =>
-    [host, phase, short(flops[phase]), whole(examples?.[phase]), number(seconds?.[phase])]);
+// The phases of all episodes together, and host by host where there are several. Of a host whose
+// ledger was closed again the newest counts.
+function ledgerNodes(ledgers) {
+  const newest = [...new Map(ledgers.map((ledger) => [ledger.host, ledger])).values()];
+  const rowsOf = ({ host, flops, examples, seconds }) => Object.keys(seconds ?? {}).map((phase) =>
+    [host, phase, short(flops?.[phase]), whole(examples?.[phase]), number(seconds[phase])]);
   const head = ["host", "phase", "FLOPs", "examples", "seconds"];
-  const rows = ledgers.filter(isNewest).flatMap(rowsOf);
-  return table("Ledger: what each episode cost", head, rows, [2, 3, 4]);
+  const hosts = table("What each host's newest episode cost", head, newest.flatMap(rowsOf), [2, 3, 4]);
+  if (newest.length < 2) return [hosts];
+  const phases = [...new Set(newest.flatMap(({ seconds }) => Object.keys(seconds ?? {})))];
+  const sum = (name, phase) =>
+    newest.reduce((all, ledger) => all + (ledger[name]?.[phase] ?? 0), 0);
+  const rows = phases.map((phase) => [
+    phase,
+    short(sum("flops", phase)),
+    whole(sum("examples", phase)),
+    number(sum("seconds", phase)),
+  ]);
+  return [
+    table(`Newest episodes of ${newest.length} hosts together`, head.slice(1), rows, [1, 2, 3]),
+    folded("Host by host", hosts),
+  ];
 }
 
-// Twins once, and episodes and learning up to now.
-function spentTable(spent) {
+// Twins once, and episodes and learning up to now; their phases for those who want them.
+function spentNodes(spent, ledgers) {
   const all = spent.reduce((sum, { flops }) => sum + flops, 0);
-  const head = ["spent on", "phase", "FLOPs", "share", "examples", "seconds"];
-  const rows = spent.map(({ what, phase, flops, examples, seconds }) =>
-    [what, phase, short(flops), percent(all ? flops / all : null), whole(examples), number(seconds)]);
-  return table("What the run spent so far", head, rows, [2, 3, 4, 5]);
+  const share = (flops) => percent(all ? flops / all : null);
+  const total = (what, name) =>
+    spent.reduce((sum, cost) => (cost.what === what ? sum + cost[name] : sum), 0);
+  const rows = [...new Set(spent.map(({ what }) => what))].map((what) => [
+    what,
+    short(total(what, "flops")),
+    share(total(what, "flops")),
+    whole(total(what, "examples")),
+    number(total(what, "seconds")),
+  ]);
+  const phases = spent.map(({ what, phase, flops, examples, seconds }) =>
+    [what, phase, short(flops), share(flops), whole(examples), number(seconds)]);
+  const head = ["spent on", "FLOPs", "share", "examples", "seconds"];
+  return [
+    table("What the run spent so far", head, rows, [1, 2, 3, 4]),
+    folded("Phase by phase",
+      table("Phases", head.toSpliced(1, 0, "phase"), phases, [2, 3, 4, 5])),
+    ledgers.length ? folded("Ledger of each host", ...ledgerNodes(ledgers)) : "",
+  ];
 }
 
 function actionsTable(actions) {
@@ -136,7 +166,7 @@ function actionsTable(actions) {
 
 // ---- runs and policies side by side ----
 function runsTable(headers) {
-  const head = ["run", "status", "task", "policy", "progress", "best held-out accuracy",
+  const head = ["run", "status", "task", "policy", "progress", "best held-out",
     "parameters"];
   const rows = headers.map((header) => [
     header.name,
@@ -144,7 +174,7 @@ function runsTable(headers) {
     header.task,
     header.policy,
     progressOf(header),
-    percent(header.best_accuracy),
+    bestOf(header),
     whole(header.params),
   ]);
   return table("All runs", head, rows, [4, 5, 6]);

@@ -1,17 +1,19 @@
 "use strict";
-// The report: everything of some runs on one page that asks no server.
+// The report: everything of some runs and comparisons on one page that asks no server.
 
 const SPREAD = "Spread is the standard deviation over episodes. The difference is paired: " +
   "by host seed with the run that never grows, or each episode with its twin.";
 
 function reportPage(main, report) {
   const headers = report.runs.map(({ header }) => header);
-  const title = headers.length === 1 ? headers[0].name : `${headers.length} runs`;
+  const names = [...report.comparisons.map(({ header }) => header), ...headers].map(({ name }) => name);
+  const title = names.length === 1 ? names[0] : names.join(", ");
   document.documentElement.classList.add("paper");
-  document.title = `esper report: ${headers.map(({ name }) => name).join(", ")}`;
+  document.title = `esper report: ${names.join(", ")}`;
   main.append(
     el("h1", {}, title),
     el("p", { class: "quiet" }, `Report of esper ${report.version}, written on ${report.date}.`));
+  report.comparisons.forEach((comparison, index) => reportComparison(main, comparison, index));
   if (report.standings.length) {
     const note = el("p", { class: "quiet" }, SPREAD);
     main.append(section("standings", "Final table", standingsTable(report.standings), note));
@@ -22,6 +24,26 @@ function reportPage(main, report) {
     grid.draw(compareCharts(report.runs));
   }
   report.runs.forEach((run, index) => reportRun(main, run, index));
+}
+
+function reportComparison(main, data, index) {
+  const { header } = data;
+  const part = comparisonPart(`comparison-${index}`);
+  const id = (name) => `comparison-${index}-${name}`;
+  main.append(el("article", { "aria-label": header.name },
+    el("h2", { class: "run-name" }, header.name, " ", badge(header.status)),
+    el("p", { class: "quiet" }, subtitle(header)),
+    comparisonFacts(data),
+    part.node,
+    section(id("config"), "Configuration", configTable(data.config)),
+    againSection(id("again"), data)));
+  part.draw(data);
+}
+
+function againSection(id, { advice, command }) {
+  return section(id, "How to reproduce",
+    el("p", {}, advice),
+    el("pre", { tabindex: 0 }, el("code", {}, command.join("\n"))));
 }
 
 // Sections first, drawings after: a drawing has to know how wide it is on the page.
@@ -44,16 +66,14 @@ function reportRun(main, run, index) {
     add("growth", title, ...growthNodes(drawings, run.episodes_left_out));
     add("episode", `Curves of host ${episodes[0].host}`, ofEpisode.node);
   }
-  article.append(...outcome(`run-${index}`, rest));
+  article.append(...findings(`run-${index}`, rest), ...costs(`run-${index}`, rest));
   if (episodes.length) add("gates", "Gate decisions", ...gateDecisions(episodes));
   add("config", "Configuration", configTable(rest.config));
-  add("again", "How to reproduce",
-    el("p", {}, run.advice),
-    el("pre", { tabindex: 0 }, el("code", {}, run.command.join("\n"))));
+  article.append(againSection(id("again"), run));
 
-  for (const { episode, part } of drawings) part.draw(episode, header.slots, header.epochs);
-  if (isTaught) ofRounds.draw(roundCharts(run.rounds));
-  if (episodes.length) ofEpisode.draw(episodeCharts(episodes[0]));
+  for (const { episode, part } of drawings) part.draw(episode, header);
+  if (isTaught) ofRounds.draw(roundCharts(run.rounds, header.modules));
+  if (episodes.length) ofEpisode.draw(episodeCharts(episodes[0], header.modules));
 }
 
 function growthNodes(drawings, leftOut) {

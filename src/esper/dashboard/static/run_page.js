@@ -13,7 +13,7 @@ class RunPage {
     this.episode = null;
     this.stream = null;
     this.growth = growthPart();
-    this.actions = el("div");
+    this.actions = folded("The last action of each host", el("div"));
     this.ofEpisode = new ChartGrid("episode");
     this.ofRounds = new ChartGrid("rounds");
     this.build();
@@ -24,7 +24,8 @@ class RunPage {
   build() {
     this.status = el("span");
     this.top = el("div");
-    this.rest = el("div");
+    this.findings = el("div");
+    this.costs = el("div");
     this.progress = el("progress", { "aria-label": "progress" });
     this.across = section("rounds", "Across rounds", this.ofRounds.node);
     this.lines = el("ol");
@@ -42,8 +43,8 @@ class RunPage {
       section("growth", "Growth", this.buildChoice(), this.growth.node, this.actions),
       section("episode", "This episode", this.ofEpisode.node),
       this.across,
-      this.rest,
-      section("log", "Event log", this.log));
+      this.findings,
+      el("div", { class: "pair" }, this.costs, section("log", "Event log", this.log)));
   }
 
   buildChoice() {
@@ -121,7 +122,7 @@ class RunPage {
     if (message.episode && this.round === null) this.episode = message.episode;
     this.drawHeader();
     if (this.episode) this.drawEpisode();
-    if (message.rounds) this.ofRounds.draw(roundCharts(message.rounds));
+    if (message.rounds) this.ofRounds.draw(roundCharts(message.rounds, message.header.modules));
     if (message.log) this.drawLog(message.log, message.whole);
     if (message.rest) this.drawRest(message.rest);
     this.main.dataset.events = this.header.events;
@@ -144,13 +145,18 @@ class RunPage {
       hostChoice.replaceChildren(...options);
     }
     hostChoice.value = this.host;
-    const actions = header.last_actions;
-    this.actions.replaceChildren(actions.length ? actionsTable(actions) : "");
+    this.drawActions(header.last_actions);
+  }
+
+  // Of one host alone the line above its timeline says it.
+  drawActions(actions) {
+    this.actions.hidden = this.header.hosts.length < 2 || !actions.length;
+    this.actions.lastChild.replaceChildren(actionsTable(actions));
   }
 
   drawEpisode() {
-    this.growth.draw(this.episode, this.header.slots, this.header.epochs);
-    this.ofEpisode.draw(episodeCharts(this.episode));
+    this.growth.draw(this.episode, this.header);
+    this.ofEpisode.draw(episodeCharts(this.episode, this.header.modules));
   }
 
   drawLog(events, isWhole) {
@@ -163,12 +169,10 @@ class RunPage {
   }
 
   drawRest(rest) {
-    const settings = el("details", {},
-      el("summary", {}, "All settings"),
-      configTable(rest.config));
-    this.rest.replaceChildren(
-      ...outcome("run", rest),
-      section("config", "Configuration", settings));
+    this.findings.replaceChildren(...findings("run", rest));
+    this.costs.replaceChildren(
+      ...costs("run", rest),
+      section("config", "Configuration", folded("All settings", configTable(rest.config))));
   }
 }
 

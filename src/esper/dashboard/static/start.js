@@ -14,9 +14,11 @@ function route() {
   say("");
   const [path, query] = location.hash.slice(2).split("?");
   const wanted = new URLSearchParams(query ?? "");
-  const name = path.startsWith("run/") ? decodeURIComponent(path.slice(4)) : "";
+  const [kind, ...rest] = path.split("/");
+  const name = decodeURIComponent(rest.join("/"));
   showTitle(name || (path === "compare" ? "compare" : ""));
-  if (name) leave = runPage(main, name, wanted);
+  if (kind === "run" && name) leave = runPage(main, name, wanted);
+  else if (kind === "comparison" && name) leave = comparisonPage(main, name);
   else if (path === "compare") leave = comparePage(main, wanted.getAll("run"));
   else leave = listPage(main);
   main.querySelector("h1").focus({ preventScroll: true });

@@ -1,10 +1,12 @@
 "use strict";
-// The growth timeline: a lane per slot, a bar per seed, the host's accuracy above them.
+// The growth timeline: a lane per slot, a bar per seed, the host's accuracy or loss above them.
 
 const LANE = 50; // height of a lane without fossils; lengths are in units of the font's scale
 const STRATUM = 5; // height of a fossil's line below its lane
 const MOST_STRATA = 6;
 const LETTER = 6.1; // width of a letter of a seed's name
+
+let timelines = 0; // drawn so far; each has a name for its clip
 
 class Timeline {
   // `onchosen` is called with the span of a seed, and the epoch, when the seed is pointed at.
@@ -21,20 +23,37 @@ class Timeline {
     }, this.back, this.front);
     this.empty = el("p", { class: "quiet" }, "Nothing has been planted in this episode yet.");
     this.frame = el("div", {}, this.root);
-    this.node = el("div", { class: "timeline-box" }, this.frame, this.empty, stageKey());
+    this.key = el("ul", { class: "legend", "aria-label": "Key" });
+    this.clip = `strip-${timelines += 1}`;
+    this.isWhole = false; // whether the curves are shown from their first value on
+    this.range = el("button", {
+      type: "button",
+      class: "range",
+      hidden: "",
+      "aria-pressed": "false",
+      onclick: () => this.showRange(!this.isWhole),
+    }, "full range");
+    this.node = el("div", { class: "timeline-box" },
+      this.frame,
+      this.empty,
+      el("div", { class: "key-line" }, this.key, this.range));
     this.frame.onresized = () => {
       const isOther = this.episode && this.frame.clientWidth !== this.width;
-      if (isOther) this.draw(this.episode, this.slots, this.length);
+      if (isOther) this.draw(this.episode, { ...this, epochs: this.length });
     };
     resized.observe(this.frame);
   }
 
-  draw(episode, slots, length) {
-    Object.assign(this, { episode, slots, length });
+  draw(episode, { slots, modules, epochs: length }) {
+    Object.assign(this, { episode, slots, modules, length });
     this.now = lastOf(episode.epochs.epoch) ?? 0;
+    this.strip = stripOf(episode.epochs);
+    this.hasMore = false;
     this.measure();
     this.empty.hidden = episode.spans.length > 0;
     this.back.replaceChildren(...drawAxis(this), ...drawLanes(this), ...drawStrip(this));
+    this.range.hidden = !this.hasMore;
+    this.key.replaceChildren(...stageKey(this));
     const names = new Set(episode.spans.map((span) => this.drawSeed(span)));
     for (const [name, group] of this.groups) {
       if (names.has(name)) continue;
@@ -45,13 +64,18 @@ class Timeline {
     if (this.chosen && this.groups.has(this.chosen)) this.tell(this.groups.get(this.chosen).span);
   }
 
+  showRange(isWhole) {
+    this.isWhole = isWhole;
+    this.range.setAttribute("aria-pressed", String(isWhole));
+    this.draw(this.episode, { ...this, epochs: this.length });
+  }
+
   measure() {
     this.u = fontScale();
     this.width = this.frame.clientWidth;
     this.measureNames();
     this.right = this.width - 54 * this.u;
-    const hasStrip = this.episode.epochs.accuracy?.some(isKnown);
-    this.top = (hasStrip ? Math.min(230, Math.max(112, this.width / this.u / 5)) : 20) * this.u;
+    this.top = (this.strip ? Math.min(230, Math.max(112, this.width / this.u / 6)) : 20) * this.u;
     this.last = Math.max(this.length ?? 0, this.now, 1);
     this.tops = {};
     let y = this.top;
@@ -64,13 +88,16 @@ class Timeline {
     this.root.setAttribute("height", y + 40 * this.u);
   }
 
-  // How many letters of modules' names fit left of the lanes.
+  // How many letters of the lanes' names fit left of them: modules, or else slots.
   measureNames() {
-    const modules = this.episode.spans.map(({ slot, module }) => [slot, module ?? ""]);
-    this.names = Object.fromEntries(modules);
-    const longest = Math.max(...Object.values(this.names).map((name) => name.length));
-    this.letters = Math.max(7, Math.min(18, longest, Math.floor(this.width / this.u / 30)));
-    this.left = (6.2 * this.letters + 3) * this.u;
+    const lengths = this.slots.map((slot) => this.nameOfLane(slot).length);
+    const fitting = Math.floor(this.width / this.u / 30);
+    this.letters = Math.max(6, Math.min(20, Math.max(...lengths), fitting));
+    this.left = (7.4 * this.letters + 10) * this.u;
+  }
+
+  nameOfLane(slot) {
+    return this.modules[slot] || slot;
   }
 
   kept(slot) {

@@ -44,6 +44,7 @@ const STAGES = {
 };
 const FATES = {
   FOSSILIZED: { word: "kept", tone: "kept", shape: "M0-7 7 0 0 7-7 0Z" },
+  REMOVED: { word: "removed", tone: "removed", shape: "M0-6 6 0 0 6-6 0ZM-8 8 8-8" },
   CULLED: { word: "culled", tone: "culled", shape: "M-5-5 5 5M-5 5 5-5" },
 };
 const VERDICTS = { passed: "✓ passed", failed: "✗ failed" };
@@ -58,17 +59,18 @@ const GATES = {
 
 const verdictOf = (judged) => VERDICTS[judged.verdict] ?? `– ${judged.verdict}`;
 const startOf = (span) => span.stages[0]?.[1] ?? 0;
-const placeOf = ({ slot, module }) => (module ? `${slot} (${module})` : slot);
+const placeOf = ({ slot, module }) => module || slot; // a slot is called as its module
 const seedOf = ({ blueprint }) => blueprint ?? "seed";
 const isRemoved = (span) => isKnown(span.removed);
+const fateNow = (span) => FATES[isRemoved(span) ? "REMOVED" : span.fate];
 
 function wordOf(span) {
-  const fate = FATES[span.fate]?.word ?? "alive";
-  return isRemoved(span) ? `${fate}, removed at epoch ${span.removed}` : fate;
+  if (isRemoved(span)) return `kept, removed at epoch ${span.removed}`;
+  return fateNow(span)?.word ?? "alive";
 }
 
 function fateOf(span, now) {
-  if (FATES[span.fate]) return `epochs ${startOf(span)} to ${span.end}, ${wordOf(span)}`;
+  if (fateNow(span)) return `epochs ${startOf(span)} to ${span.end}, ${wordOf(span)}`;
   const stage = STAGES[span.stages.at(-1)?.[0]]?.label ?? "alive";
   return `since epoch ${startOf(span)}, ${stage} at epoch ${now}`;
 }
@@ -95,10 +97,19 @@ function actionWords({ op, blueprint, blend, epoch, refused, ...place }) {
 
 // ---- runs ----
 function progressOf({ done, total, kind }) {
+  if (kind === "compare") return done ? plural(done, "arm") : "–";
   if (total) return `${done} of ${total} ${kind === "ppo" ? "rounds" : "epochs"}`;
   return done ? plural(done, "epoch") : "–";
 }
 
 function subtitle({ task, kind, policy }) {
+  if (kind === "compare") return `${task} · a comparison of ${policy}`;
   return `${task} · ${kind === "ppo" ? "a policy taught by PPO" : `grown by ${policy}`}`;
+}
+
+// The best held-out reading of a run: its accuracy, or else its loss, or its score.
+function bestOf({ best_accuracy: accuracy, best_loss: loss, best_score: score }) {
+  if (isKnown(accuracy)) return percent(accuracy);
+  if (isKnown(loss)) return `loss ${number(loss)}`;
+  return isKnown(score) ? `score ${number(score)}` : "–";
 }
