@@ -4,6 +4,7 @@ The batch is the first one that is known: the example that a model grows from, o
 loaded, the first batch that runs through it.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from esper.kasmina.slot import SeedSlot
 MOST_BYTES = 2**24
 """Of a batch, as many rows are kept as fit into this; one at least."""
 _HELD = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+_LIKE_DROPOUT = re.compile("DropPath|StochasticDepth")
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _held(network: nn.Module, is_training: bool) -> Iterator[None]:
     try:
         network.train(is_training)
         for module, _ in modes:
-            if isinstance(module, _HELD):
+            if isinstance(module, _HELD) or _LIKE_DROPOUT.search(type(module).__name__):
                 module.eval()
         yield
     finally:

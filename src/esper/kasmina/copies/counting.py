@@ -115,7 +115,7 @@ def follow_counts(
 
 def _try_to_set(change: FieldValue, undo: ExitStack) -> None:
     """Set a field; a frozen one, or one that refuses the value, stays as it is."""
-    with suppress(AttributeError, TypeError, ValueError, NotImplementedError):
+    with suppress(Exception):  # a configuration may check its values in any way
         set_field(*change, undo)
 
 
