@@ -81,7 +81,8 @@ def train(arm: str, seed: int, text: torch.Tensor, options: argparse.Namespace) 
     while used < 1:  # the share of the FLOPs that is spent
         if arm in ARMS[2:] and used >= options.at and len(model.blocks) == options.start:
             old = set(model.blocks)
-            esper.deepen(model, options.to, optimizer=optimizer)
+            example = text[None, : context + 1].long()
+            esper.deepen(model, options.to, optimizer=optimizer, example=example)
             for block in set(model.blocks) - old if arm == "random blocks" else ():
                 block.load_state_dict(new_block(options.width).state_dict())
                 (

@@ -190,7 +190,7 @@ def test_a_grown_llama_is_saved_as_a_llama(tmp_path):
 def test_an_own_model_is_deepened_evenly(host):
     model = host()
     originals = list(model.blocks)
-    assert esper.deepen(model, 5, layers="blocks") is model
+    assert esper.deepen(model, 5, layers="blocks", example=TOKENS) is model
     sources = [originals[number] for number in (0, 0, 1, 1, 1)]  # later layers first
     assert [block.training for block in model.blocks] == [True] * 5
     for block, source in zip(model.blocks, sources, strict=True):
@@ -216,7 +216,7 @@ def test_the_optimizer_takes_copies_into_their_originals_groups():
     model(TOKENS).square().mean().backward()
     optimizer.step()
     state = copy.deepcopy({id(p): value for p, value in optimizer.state.items()})
-    esper.deepen(model, 4, optimizer=optimizer)
+    esper.deepen(model, 4, optimizer=optimizer, example=TOKENS)
     assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
         id(p) for p in model.parameters() if p.dim() > 1
     }
@@ -259,7 +259,7 @@ REFUSALS = {
     "not a number": (GPT, {"to": "4"}, SettingError, "'4'"),
     "two lists": (two_lists, {"to": 4}, HostError, "'blocks'.*'more'"),
     "no list": (lambda: nn.Linear(2, 2), {"to": 4}, HostError, "Linear.*none"),
-    "unknown family": (Odd, {"to": 4}, HostError, r"dict .*\b2\b.*\b4"),
+    "unknown family": (Odd, {"to": 4, "example": TOKENS}, HostError, r"dict .*\b2\b.*\b4"),
     "growing": (growing, {"to": 4}, HostError, r"harvest\(\)"),
     "data parallel": (lambda: nn.DataParallel(GPT()), {"to": 4}, HostError, "DataParallel"),
     "compiled": (lambda: torch.compile(GPT()), {"to": 4}, HostError, "OptimizedModule"),
@@ -298,18 +298,152 @@ def test_a_replaced_forward_is_refused_even_without_an_example():
     assert len(net) == 2
 
 
-def test_a_network_that_hands_out_a_layer_by_its_number_is_not_deepened():
-    class Watched(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+class Watched(nn.Module):
+    """Hands out what the layer at one number gives."""
 
+    def __init__(self, number):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.number = number
+
+    def forward(self, features):
+        seen = []
+        for layer in self.layers:
+            features = layer(features)
+            seen.append(features)
+        return features, seen[self.number], seen
+
+
+def test_a_layer_that_is_handed_out_by_its_number_keeps_that_number():
+    features = torch.randn(2, 4)
+    model = Watched(1)
+    _, before, _ = model(features)
+    with pytest.warns(UserWarning, match=r"copied as 0 1 1 2 2 2: .* depends on"):
+        esper.deepen(model, 6, example=features)
+    _, after, seen = model(features)
+    assert torch.equal(after, before)
+    assert len(seen) == 6
+
+
+# -- members that would not run --------------------------------------------------------------------
+
+
+class ByNumber(nn.Module):
+    """Goes through its layers by a number, a list or a slice of its own."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.way = way
+        self.rates = [0.5, 0.6, 0.7]
+        self.how_many = 3
+
+    def forward(self, features):
+        if self.way == "range":
+            for number in range(self.how_many):
+                features = features + self.layers[number](features)
+        elif self.way == "zip":
+            for layer, rate in zip(self.layers, self.rates, strict=False):
+                features = features + rate * layer(features)
+        else:
+            for layer in self.layers[: self.how_many]:
+                features = features + layer(features)
+        return features
+
+
+@pytest.mark.parametrize("way", ["range", "zip", "slice"])
+def test_a_layer_that_would_never_run_is_an_error(way):
+    model = ByNumber(way)
+    keys = list(model.state_dict())
+    with pytest.raises(HostError, match=r"a layer at layers\.\d would never run"):
+        esper.deepen(model, 6, example=torch.randn(2, 4))
+    assert list(model.state_dict()) == keys
+    with pytest.raises(SettingError, match=r"run in order .* pass example="):
+        esper.deepen(model, 6)
+    assert list(model.state_dict()) == keys
+
+
+# -- layers that give out more than their features -------------------------------------------------
+
+
+class Talkative(nn.Module):
+    """A layer that takes more than features, by position, and gives out a tuple."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.form = form
+
+    def forward(self, features, bias, cache=None):
+        grown = features + self.mix(features) * bias
+        if self.form == "dict":
+            return {"weights": None, "features": grown, "bias": bias}
+        return (grown, bias, None)
+
+
+class Chatty(nn.Module):
+    """Hands every part of a layer's output on, and draws random numbers before."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.layers = nn.ModuleList(Talkative(form) for _ in range(3))
+        self.form = form
+
+    def forward(self, features):
+        features = features + torch.rand(4)
+        graph = torch.eye(4).to_sparse()
+        bias = torch.ones(())
+        for layer in self.layers:
+            output = layer(torch.sparse.mm(graph, features.T).T.contiguous(), bias)
+            features, bias = self.parts_of(output)
+        return features, bias
+
+    def parts_of(self, output):
+        return (output["features"], output["bias"]) if self.form == "dict" else output[:2]
+
+
+class Handing(Chatty):
+    """The same without a graph between the layers."""
+
+    def forward(self, features):
+        features = features + torch.rand(4)
+        bias = torch.ones(())
+        for layer in self.layers:
+            features, bias = self.parts_of(layer(features, bias))
+        return features, bias, torch.eye(4).to_sparse()
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+@pytest.mark.parametrize("identity", [False, True])
+def test_layers_that_give_out_more_than_features_are_copied(form, identity):
+    model = Handing(form).eval()
+    features = torch.randn(2, 4)
+
+    def run():
+        torch.manual_seed(3)
+        with torch.no_grad():
+            return model(features)[0]
+
+    before = run()
+    esper.deepen(model, 6, example=features, identity=identity)
+    assert len(model.layers) == 6
+    assert torch.equal(run(), before) == identity
+
+
+def test_a_layer_that_does_not_get_the_output_before_it_as_it_is_has_no_copy():
+    with pytest.raises(HostError, match="would not get its output as it is"):
+        esper.deepen(Chatty("tuple"), 6, example=torch.randn(2, 4))
+
+
+def test_a_layer_whose_copies_would_overflow_has_none():
+    class Steep(nn.Linear):
         def forward(self, features):
-            seen = []
-            for layer in self.layers:
-                features = layer(features)
-                seen.append(features)
-            return features, seen[1]
+            return features * 1e30
 
-    with pytest.raises(HostError):
-        esper.deepen(Watched(), 6, example=torch.randn(2, 4))
+    class Steeps(nn.Sequential):
+        pass
+
+    model = Steeps(Steep(4, 4))
+    with pytest.raises(HostError, match="NaN or Inf"):
+        esper.deepen(model, 2, example=torch.ones(2, 4))
+    assert len(model) == 1

@@ -82,6 +82,23 @@ class DepthByBatch(Stack):
         return layer(features) if number < len(features) // 4 else features
 
 
+class ShowsEveryLayer(Stack):
+    """Hands out, without names, what every layer gives."""
+
+    def forward(self, features):
+        seen = []
+        for layer in self.layers:
+            features = layer(features)
+            seen.append(features)
+        return self.leave(features), seen
+
+
+class NamesEveryLayer(ShowsEveryLayer):
+    def forward(self, features):
+        logits, seen = super().forward(features)
+        return {"logits": logits, "hidden_states": seen}
+
+
 class Whimsical(Stack):
     """It never gives the same twice."""
 
@@ -92,7 +109,7 @@ class Whimsical(Stack):
         return super().forward(features) + self.calls
 
 
-def grown(host, slots=("layers.1",)):
+def grown(host, slots=("layers.1",), plant_by_hand=False):
     """A garden that kept a copy behind each of these layers."""
     torch.manual_seed(0)
     garden = esper.grow(
@@ -103,7 +120,10 @@ def grown(host, slots=("layers.1",)):
         policy="never",
         settings=esper.GrowthSettings(prunes=False),
     )
-    train(garden, plants=True)
+    if plant_by_hand:
+        garden.model.build_in("r0c0", "copy")
+    else:
+        train(garden, plants=True)
     return garden
 
 
@@ -141,6 +161,13 @@ def test_a_copy_that_would_change_the_network_as_a_member_runs_where_it_grew(hos
     network = garden.harvest()
     assert len(network.layers) == 4
     require_equal(network, garden)
+
+
+def test_outputs_of_every_layer_stay_as_many_where_nothing_but_their_number_names_them():
+    network = grown(ShowsEveryLayer, plant_by_hand=True).harvest()
+    assert (len(network.layers), len(network(VECTORS)[1])) == (4, 4)
+    network = grown(NamesEveryLayer, plant_by_hand=True).harvest()
+    assert (len(network.layers), len(network(VECTORS)["hidden_states"])) == (5, 5)
 
 
 @pytest.mark.parametrize("host", [Stack, SkipToTheMiddle])

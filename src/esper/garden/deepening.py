@@ -1,17 +1,33 @@
 """A deeper network from a trained one, at once, with copies of its layers; no garden, no policy."""
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies.copying import Site, zeroed_copy
-from esper.kasmina.copies.eligibility import runs_in_order, study_copies
-from esper.kasmina.copies.membership import Member, follow_flags, restack
+from esper.kasmina.copies.counting import UndescribedError, fields_that_tell_members_apart
+from esper.kasmina.copies.eligibility import study_zeros
+from esper.kasmina.copies.membership import (
+    ADAPTERS_ALONE,
+    Member,
+    configs_around,
+    follow_flags,
+    keeper_of,
+    members_of,
+    restack,
+    saves_adapters_alone,
+)
+from esper.kasmina.copies.order import handing_on, run_on
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.outputs import pair_outputs
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
+from esper.kasmina.proving import Batch, find_difference, find_unequal, record_trials
 from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
@@ -29,8 +45,9 @@ def deepen(
 ) -> nn.Module:
     """Make a model of `to` layers, in place: its own layers and copies of them.
 
-    Each copy stands right behind its original. If the model, its configuration or the optimiser
-    cannot follow, it is refused with the model as before.
+    Copies stand right behind their originals, evenly; where the network or its configuration
+    cannot have that, in another order that it can have, and a warning says which. If nothing fits,
+    or the optimiser cannot follow, it is refused with the model as before.
 
     Args:
         model: a network whose layers stand in an `nn.ModuleList` or `nn.Sequential`.
@@ -40,8 +57,8 @@ def deepen(
             is zero. Needs `example`.
         optimizer: takes the new parameters into the groups of their originals; all other state
             stays.
-        example: one batch, as the model takes it. With it, it is proven first that the layers run
-            in order.
+        example: one batch, as the model takes it. It is proven on it that all layers run in order.
+            An `nn.Sequential` and language models of transformers do without.
 
     Returns:
         The model that you passed.
@@ -50,6 +67,7 @@ def deepen(
         HostError: the model cannot have copies of its layers.
         OptimizerError: the optimiser cannot take up new parameters one by one.
         SettingError: `to` is not larger than the number of layers, or `example` is missing.
+        UnknownNameError: the model has no such list.
 
     Example:
         >>> import torch
@@ -65,68 +83,260 @@ def deepen(
     """
     _refuse_unfit(model, optimizer, identity, example)
     path = _find_layers(model, layers)
-    members: dict[str, nn.Module] = {}
-    for key, module in model.get_submodule(path)._modules.items():
-        if module is not None:
-            members[f"{path}.{key}".lstrip(".")] = module
-    old = list(members.values())
+    old = members_of(model.get_submodule(path))
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
         raise SettingError(
             f"to is {to!r}, and {path or 'the model'} has {len(old)} layers; it must be a larger "
             f"number."
         )
-    for name, member in members.items():
+    stack = Stack(model, path, old, identity)
+    for source, member in enumerate(old):
         reason = refuse_parts(member)
         if reason is not None:
-            raise HostError(f"no copy can follow {name}: {reason}.")
-    zeroed: list[Mapping[str, float]] = [{}] * len(old)
-    if example is not None:
-        zeroed = _study(model, list(members), identity, example)
-    layout: list[Member] = []
-    for position in range(to):
-        # later layers first: their copies are worth more
-        source = len(old) - 1 - (to - 1 - position) * len(old) // to
-        is_original = not layout or layout[-1].source != source
-        module = old[source] if is_original else _copy(old[source], model, zeroed[source])
-        layout.append(Member(source, module))
-    try:
-        restack(model, path, layout)
-    except ValueError as problem:
-        raise HostError(f"this model cannot have {to} layers: {problem}.") from problem
+            raise HostError(f"no copy can follow {stack.name_of(source)}: {reason}.")
+    layout = stack.grow(to, _example_for(model, path, example))
     if optimizer is not None:
         _extend(optimizer, layout, old)
+    if saves_adapters_alone(model):
+        warnings.warn(ADAPTERS_ALONE, stacklevel=2)
     return model
 
 
-def _study(
-    model: nn.Module, names: list[str], identity: bool, example: Example
-) -> list[Mapping[str, float]]:
-    """What to zero in a copy of each layer; a layer that no copy can follow is refused."""
-    for name, reason in runs_in_order(model, example, names).items():
-        if reason is not None:
-            raise HostError(f"{_no_copy(identity)} can follow {name}: {reason}.")
-    wanted = {COPY_ZERO} if identity else set()
-    studied = study_copies(model, {name: name for name in names}, example, wanted)
-    for name, inheritance in studied.items():
-        reason = inheritance.problem
-        if reason is None and identity:
-            reason = inheritance.zero_problem
-        if reason is not None:
-            raise HostError(f"{_no_copy(identity)} can follow {name}: {reason}.")
-    return [studied[name].zeroed for name in names]
+class Stack:
+    """A list of layers that gets copies, and the proof that the network can have them."""
+
+    def __init__(self, model: nn.Module, path: str, old: list[nn.Module], identity: bool):
+        self.model = model
+        self.path = path
+        self.old = old
+        self.identity = identity
+        self.zeroed: dict[int, Mapping[str, float]] = {}
+        """for each original what to zero in its copies"""
+        self.zero_problems: dict[int, str | None] = {}
+        self._copies: dict[int, list[nn.Module]] = {}
+
+    def name_of(self, source: int) -> str:
+        """The name of an original in the model."""
+        key = list(self.model.get_submodule(self.path)._modules)[source]
+        return f"{self.path}.{key}".lstrip(".")
+
+    def grow(self, to: int, example: Example | None) -> list[Member]:
+        """Put copies into the list in the first order that the network can have."""
+        proof = None if example is None else Proof(self, example)
+        problems: list[ValueError] = []
+        for sources in _orders(self.old, to):
+            try:
+                layout = self._layout_of(sources)
+                accept = _accept_all if proof is None else partial(proof.find_problem, layout)
+                restack(self.model, self.path, layout, accept)
+            except ValueError as problem:
+                problems.append(problem)
+                continue
+            if problems:
+                warnings.warn(
+                    f"the layers of {self.path} are copied as {_shown(sources)}: they cannot be "
+                    f"copied evenly, since {problems[0]}.",
+                    stacklevel=3,
+                )
+            return layout
+        raise HostError(
+            f"this model cannot have {to} layers: {problems[0]}{self._name_fields(problems[0])}."
+        ) from problems[0]
+
+    def _layout_of(self, sources: Sequence[int]) -> list[Member]:
+        """Originals and copies, by the positions that they come from."""
+        copied: Counter[int] = Counter()
+        layout: list[Member] = []
+        for source in sources:
+            count = copied[source]
+            copied[source] += 1
+            module = self.old[source] if count == 0 else self._copy(source, count - 1)
+            layout.append(Member(source, module))
+        return layout
+
+    def _copy(self, source: int, number: int) -> nn.Module:
+        """A copy in the mode of its original; what is frozen there is frozen here."""
+        problem = self.zero_problems.get(source)
+        if problem is not None:
+            raise ValueError(
+                f"no copy that changes nothing can follow {self.name_of(source)}: {problem}"
+            )
+        copies = self._copies.setdefault(source, [])
+        while len(copies) <= number:
+            original = self.old[source]
+            site = Site(original, self.model, zeroed=self.zeroed.get(source, {}))
+            copied = zeroed_copy(0, site).body
+            for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
+                new.requires_grad_(parameter.requires_grad)
+            follow_flags(original, copied)
+            copies.append(copied)
+        return copies[number]
+
+    def _name_fields(self, problem: ValueError) -> str:
+        """The fields of the configuration that stand in the way, in words."""
+        if not isinstance(problem, UndescribedError):
+            return ""
+        keeper = keeper_of(self.model, self.path)
+        members = self.model.get_submodule(self.path)
+        inside = next(name for name, module in keeper.named_modules() if module is members)
+        configs = configs_around(self.model, self.path)
+        fields = fields_that_tell_members_apart(keeper, inside, configs)
+        if not fields:
+            return ""
+        return f"; which layers differ stands in {', '.join(fields)}, where copies have no place"
 
 
-def _no_copy(identity: bool) -> str:
-    return "no copy that changes nothing" if identity else "no copy"
+class Proof:
+    """Runs a network on an example: as it is, and with copies."""
+
+    def __init__(self, stack: Stack, example: Example):
+        self.stack = stack
+        self.example = example
+        model = stack.model
+        try:
+            self.plain = run_on(model, example)
+        except Exception as problem:  # whatever a user's network does with an example
+            raise HostError(
+                f"the example batch does not run through {type(model).__name__}: {problem}. "
+                f"`example` must be what the model is called with: a tensor, a tuple of arguments "
+                f"or a dict of keywords."
+            ) from problem
+        # layers that a network leaves out at random while training are others with copies
+        self.trials = record_trials(model, (), Batch.of_example(example), training_seed=1)
+        if stack.identity:
+            names = [stack.name_of(source) for source in range(len(stack.old))]
+            with _without_cache(model):
+                studied = study_zeros(model, names, example)
+            for source, name in enumerate(names):
+                stack.zeroed[source] = studied[name].zeroed
+                stack.zero_problems[source] = studied[name].zero_problem
+
+    def find_problem(self, layout: Sequence[Member]) -> str | None:
+        """Why the network is not right with this list; None if it is."""
+        return self._find_disorder(layout) or self._find_failure()
+
+    def _find_disorder(self, layout: Sequence[Member]) -> str | None:
+        """Whether copies that hand on what they get change anything."""
+        stack, model = self.stack, self.stack.model
+        members = [member.module for member in layout]
+        sources = [member.source for member in layout]
+        originals = {id(module) for module in stack.old}
+        added = [position for position, module in enumerate(members) if id(module) not in originals]
+        with handing_on(members, added, {}) as watch:
+            try:
+                output = run_on(model, self.example)
+            except Exception as problem:  # whatever a user's network does with a longer list
+                return f"it fails with more layers: {type(problem).__name__}: {problem}"
+            for position in range(len(members)):
+                if not watch.runs[position]:
+                    return (
+                        f"a layer at {stack.path}.{position} would never run, since the network "
+                        f"goes through {stack.path} by a number or a list of its own"
+                    )
+            for position in added:
+                first = sources.index(sources[position])
+                reason = watch.shapes.get(first) or watch.judge(position)
+                if reason is not None:
+                    return f"no copy can follow {stack.name_of(sources[position])}: {reason}"
+            if find_unequal(output, self.plain, may_grow=True) is not None:
+                return f"what the network does with {stack.path} depends on how long it is"
+            return find_difference(model, self.trials, may_grow=True)
+
+    def _find_failure(self) -> str | None:
+        """Whether the network runs with its copies."""
+        try:
+            output = run_on(self.stack.model, self.example)
+            pairs = list(pair_outputs(output, self.plain, may_grow=True))
+        except Exception as problem:  # whatever a user's layer does with features that it never saw
+            return f"it fails with copies: {type(problem).__name__}: {problem}"
+        for pair in pairs:
+            if _is_finite(pair.wanted) and not _is_finite(pair.ours):
+                return "with copies it gives NaN or Inf"
+        if self.stack.identity and not all(pair.is_equal() for pair in pairs):
+            return "with zeroed copies its output is another one"
+        return None
 
 
-def _copy(original: nn.Module, model: nn.Module, zeroed: Mapping[str, float]) -> nn.Module:
-    """A copy in the mode of its original; what is frozen there is frozen here."""
-    copied = zeroed_copy(0, Site(original, model, zeroed=zeroed)).body
-    for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
-        new.requires_grad_(parameter.requires_grad)
-    follow_flags(original, copied)
-    return copied
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided or bool(tensor.isfinite().all())
+
+
+def _accept_all() -> None:
+    """What runs in order by its class needs no proof."""
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """No key-value cache inside: a layer that runs alone has none."""
+    modules: Iterable[Any] = model.modules()
+    configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
+
+
+def _orders(old: Sequence[nn.Module], to: int) -> Iterator[list[int]]:
+    """For each of `to` layers the original that it comes from: evenly, then other orders.
+
+    These leave out the first, the last or both, copy only layers of the commonest build, or copy
+    two or more layers together.
+    """
+    count = len(old)
+    builds = [(type(layer), tuple(layer.state_dict())) for layer in old]
+    commonest, _ = Counter(builds).most_common(1)[0]
+    stretches: list[Sequence[int]] = [range(count), range(1, count)]
+    stretches += [range(count - 1), range(1, count - 1)]
+    stretches.append([source for source in range(count) if builds[source] == commonest])
+    tried: list[list[int]] = []
+    for stretch in stretches:
+        if not stretch:
+            continue
+        copied = _evenly(len(stretch), to - count + len(stretch))
+        others = [source for source in range(count) if source not in stretch]
+        order = sorted([*others, *(stretch[index] for index in copied)])
+        if order not in tried:
+            tried.append(order)
+            yield order
+    for size in range(2, count + 1):
+        if count % size == 0 and to % size == 0:
+            order = []
+            for group in _evenly(count // size, to // size):
+                order += range(group * size, group * size + size)
+            yield order
+
+
+def _evenly(count: int, to: int) -> list[int]:
+    """Originals of `to` layers; later layers first, since their copies are worth more."""
+    return [count - 1 - (to - 1 - position) * count // to for position in range(to)]
+
+
+def _shown(sources: Sequence[int]) -> str:
+    return " ".join(map(str, sources))
+
+
+def _example_for(model: nn.Module, path: str, example: Example | None) -> Example | None:
+    """The batch to prove on: the caller's, or the model's own; None where nothing has to be."""
+    if example is not None:
+        return example
+    is_chain = path == "" and type(model).forward is nn.Sequential.forward
+    if is_chain:
+        return None
+    device = next((parameter.device for parameter in model.parameters()), None)
+    language_model: Any = model
+    try:
+        inputs = {name: value.to(device) for name, value in language_model.dummy_inputs.items()}
+        run_on(model, inputs)
+    except Exception:  # it has none, or none that it takes
+        raise SettingError(
+            f"whether the layers of {path or 'this model'} run in order shows on a batch only; "
+            f"pass example=, one batch as the model takes it."
+        ) from None
+    return inputs
 
 
 def _refuse_unfit(

@@ -16,7 +16,7 @@ from torch import nn
 
 from esper.kasmina import seeds
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.kasmina.copies import copying, membership
+from esper.kasmina.copies import configuration, copying, counting, membership
 from esper.kasmina.harvesting import Harvest, can_become_member, prove_harvest
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.proving import find_difference
@@ -96,7 +96,7 @@ def render_source(model: MorphogeneticModel, members: Collection[str], digest: s
     table = _table_of(model, members)
     entries = [entry for row in table for entry in row["fossils"]]
     has_copies = any(entry["inherits"] for entry in entries)
-    parts = [seeds, copying, membership] if has_copies else [seeds]
+    parts = [seeds, copying, configuration, counting, membership] if has_copies else [seeds]
     return _TEMPLATE.format(
         parts="\n\n\n".join(_source_of(part) for part in parts),
         builders=_render_builders(entries),
@@ -145,8 +145,18 @@ def _entry_of(
 
 
 def _source_of(part: ModuleType) -> str:
-    """The source of a file of esper without the docstring that it opens with."""
-    _, _, code = inspect.getsource(part).split('"""', 2)
+    """The source of a file of esper without its docstring, and without what it takes from others.
+
+    Those are in the same file.
+    """
+    source = inspect.getsource(part)
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        is_own = isinstance(node, ast.ImportFrom) and str(node.module).startswith("esper.")
+        if is_own:
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    _, _, code = "\n".join(lines).split('"""', 2)
     return code.strip()
 
 

@@ -61,6 +61,8 @@ def prove_harvest(model: MorphogeneticModel) -> Harvest:
     if proven is None:
         proven = _prove(model, frozenset(), trials)
     _warn_of_lost_fossils(proven.network, problems)
+    if proven.members and membership.saves_adapters_alone(proven.network):
+        warnings.warn(membership.ADAPTERS_ALONE, stacklevel=4)
     return proven
 
 

@@ -4,6 +4,7 @@ The batch is the first one that is known: the example that a model grows from, o
 loaded, the first batch that runs through it.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.kasmina import switches
+from esper.kasmina.outputs import Output, entries_of, pair_outputs
 from esper.kasmina.probing import Example, buffers_kept
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot
@@ -21,6 +23,7 @@ from esper.kasmina.slot import SeedSlot
 MOST_BYTES = 2**24
 """Of a batch, as many rows are kept as fit into this; one at least."""
 _HELD = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+_LIKE_DROPOUT = re.compile("DropPath|StochasticDepth")
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ class Batch:
 
         return Batch(*tree_map_only(Tensor, double, (self.args, self.kwargs)))
 
-    def run(self, network: nn.Module) -> list[Tensor]:
-        """Tensors that a network gives for these rows, which come to where its weights are."""
+    def run(self, network: nn.Module) -> Output:
+        """What a network gives for these rows, which come to where its weights are."""
         weight = next(network.parameters(), None)
         device = None if weight is None else weight.device
 
@@ -82,7 +85,7 @@ class Batch:
             return tensor.to(device)
 
         args, kwargs = tree_map_only(Tensor, move, (self.args, dict(self.kwargs)))
-        return [leaf for leaf in tree_leaves(network(*args, **kwargs)) if isinstance(leaf, Tensor)]
+        return entries_of(network(*args, **kwargs))
 
     def _leaves(self) -> list[Any]:
         return tree_leaves((self.args, dict(self.kwargs)))
@@ -94,7 +97,7 @@ class Trial:
 
     batch: Batch
     is_training: bool
-    outputs: list[Tensor]
+    output: Output
 
 
 def keep_first_batch(model: Any) -> None:
@@ -112,11 +115,12 @@ def _keep_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def record_trials(
-    network: nn.Module, slots: Sequence[SeedSlot], sample: Batch | None
+    network: nn.Module, slots: Sequence[SeedSlot], sample: Batch | None, training_seed: int = 0
 ) -> list[Trial]:
     """What a growing network gives without its unfinished seeds, at two sizes and in both modes.
 
-    A trial is left out where the network does not run, or gives something else the second time.
+    A trial is left out where the network does not run, or gives something else the second time,
+    when random numbers in training mode come from `training_seed`.
     """
     if sample is None:
         return []
@@ -127,58 +131,60 @@ def record_trials(
                 stack.enter_context(switches.bypassed(slot))
         for batch in (sample, sample.another_size()):
             for is_training in (False, True):
+                seed = training_seed if is_training else 0
                 try:
-                    outputs = _run_held(network, batch, is_training)
-                    repeated = _run_held(network, batch, is_training)
+                    output = _run_held(network, batch, is_training)
+                    repeated = _run_held(network, batch, is_training, seed)
                 except Exception:  # whatever a user's network does with other rows than it knows
                     continue
-                if outputs and _find_unequal(repeated, outputs) is None:
-                    trials.append(Trial(batch, is_training, outputs))
+                if output and find_unequal(repeated, output) is None:
+                    trials.append(Trial(batch, is_training, output))
     return trials
 
 
-def find_difference(network: nn.Module, trials: Sequence[Trial]) -> str | None:
-    """In which trial a network does something else, in words; None if it does the same in all."""
+def find_difference(
+    network: nn.Module, trials: Sequence[Trial], *, may_grow: bool = False
+) -> str | None:
+    """In which trial a network does something else, in words; None if it does the same in all.
+
+    `may_grow` as in `pair_outputs`.
+    """
     for trial in trials:
         place = "in training mode" if trial.is_training else "in evaluation mode"
         try:
-            outputs = _run_held(network, trial.batch, trial.is_training)
+            output = _run_held(network, trial.batch, trial.is_training)
         except Exception as problem:  # whatever a longer list does to a user's network
             return f"{place} it fails: {type(problem).__name__}: {problem}"
-        unequal = _find_unequal(outputs, trial.outputs)
+        unequal = find_unequal(output, trial.output, may_grow=may_grow)
         if unequal is not None:
             return f"{place} its output on {trial.batch.size} examples differs{unequal}"
     return None
 
 
-def _find_unequal(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> str | None:
-    """By how much the first output that differs does so; None if all are equal up to rounding.
-
-    Of outputs with an entry per layer, only the first is compared.
-    """
-    pairs = list(zip(outputs, wanted, strict=False))
-    if len(outputs) != len(wanted):
-        pairs = pairs[:1]
-    if not pairs:
-        return ": it has none"
-    for output, other in pairs:
-        if output.shape != other.shape:
-            return f": shape {tuple(output.shape)} instead of {tuple(other.shape)}"
+def find_unequal(output: Output, wanted: Output, *, may_grow: bool = False) -> str | None:
+    """By how much the first tensor that differs does so; None if all are equal up to rounding."""
+    try:
+        pairs = list(pair_outputs(output, wanted, may_grow=may_grow))
+    except ValueError as problem:
+        return f": {problem}"
+    for ours, other in pairs:
+        if ours.shape != other.shape:
+            return f": shape {tuple(ours.shape)} instead of {tuple(other.shape)}"
         try:
-            torch.testing.assert_close(output, other, equal_nan=True, check_stride=False)
+            torch.testing.assert_close(ours, other, equal_nan=True, check_stride=False)
         except AssertionError:
-            distance = (output.double() - other.double()).abs().max().item()
+            distance = (ours.to_dense() - other.to_dense()).double().abs().max().item()
             return f" by up to {distance:.2g}"
     return None
 
 
-def _run_held(network: nn.Module, batch: Batch, is_training: bool) -> list[Tensor]:
+def _run_held(network: nn.Module, batch: Batch, is_training: bool, seed: int = 0) -> Output:
     """Run a network in a mode; batch norm and dropout stay in evaluation mode.
 
     Nothing is compiled for this. Modes, buffers and random state are as before afterwards.
     """
     devices = {p.device.index for p in network.parameters() if p.device.type == "cuda"}
-    randomness = own_randomness(0, devices=sorted(devices))
+    randomness = own_randomness(seed, devices=sorted(devices))
     eager = torch.compiler.set_stance("force_eager")
     with eager, torch.no_grad(), randomness, buffers_kept(network), _held(network, is_training):
         return batch.run(network)
@@ -190,7 +196,7 @@ def _held(network: nn.Module, is_training: bool) -> Iterator[None]:
     try:
         network.train(is_training)
         for module, _ in modes:
-            if isinstance(module, _HELD):
+            if isinstance(module, _HELD) or _LIKE_DROPOUT.search(type(module).__name__):
                 module.eval()
         yield
     finally:

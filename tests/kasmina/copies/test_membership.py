@@ -14,8 +14,8 @@ from torch import nn
 
 import esper
 from esper.kasmina.copies.copying import copy_module
-from esper.kasmina.copies.eligibility import runs_in_order
 from esper.kasmina.copies.membership import insert_copies
+from esper.kasmina.copies.order import runs_in_order
 from esper.kasmina.hosts import build_transformer_host
 
 TOKENS = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(2))

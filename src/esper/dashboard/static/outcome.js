@@ -96,7 +96,8 @@ function worthOf(report) {
     el("p", {}, `After epoch ${report.epoch}, held-out ${report.measure} on ` +
       `${whole(report.examples)} examples: ${number(report.whole)}. ` +
       `Without all that grew: ${number(report.without_all)}, a gain of ${lead}. ` +
-      "This is what the network loses without what it has learnt to rely on; whether growing was worth it, garden.control() says."),
+      "This is what the network loses without what it has learnt to rely on; " +
+      "whether growing was worth it, garden.control() says."),
     el("p", {}, size + cost),
     table("With each part switched off", head, rows, [3, 4, 5, 6]),
   ];

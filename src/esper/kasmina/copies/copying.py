@@ -59,6 +59,13 @@ class Copy(nn.Module):
 
     def _grown(self, features: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """What the body gives for these features, in their type."""
+        grown = self.call(features, args, kwargs)
+        # the original's output is one tensor, or it would carry no slot
+        assert isinstance(grown, Tensor)
+        return grown.to(features.dtype)
+
+    def call(self, features: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """All that the body gives out for these features and the other arguments of a call."""
         positional = [_uncached(value, "", features) for value in args]
         keywords = {
             name: _uncached(value, name, features)
@@ -67,10 +74,7 @@ class Copy(nn.Module):
         }
         if "use_cache" in keywords:
             keywords["use_cache"] = False
-        grown = self.body(features, *positional, **keywords)
-        # the original's output is one tensor, or it would carry no slot
-        assert isinstance(grown, Tensor)
-        return grown.to(features.dtype)
+        return self.body(features, *positional, **keywords)
 
 
 def _uncached(value: Any, name: str, features: Tensor) -> Any:

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.blueprints import COPY_ZERO
 from esper.kasmina.copies.copying import Copy, copy_module, shared_names, silence
-from esper.kasmina.copies.membership import Member, locate, members_of, restack, source_name
+from esper.kasmina.copies.membership import source_name
+from esper.kasmina.copies.order import runs_in_order
+from esper.kasmina.outputs import tensors_in
 from esper.kasmina.pricing import count_backward, count_flops
 from esper.kasmina.probing import (
     Call,
     Example,
     batch_size,
-    call_with,
     record_calls,
     refuse_copy,
     undisturbed,
@@ -55,8 +56,6 @@ Run = Callable[[nn.Module], Tensor]
 """Calls a module as the network calls the original."""
 Zeroed = dict[str, float]
 """Layer -> value of its weights at which it gives zeros."""
-Reasons = dict[str, str | None]
-"""Module -> why something is not possible with it; None if it is."""
 
 
 def study_copies(
@@ -107,6 +106,17 @@ def _refuse_nested(name: str, carriers: Iterable[str]) -> str | None:
     return None
 
 
+def study_zeros(host: nn.Module, names: Sequence[str], example: Example) -> dict[str, Inheritance]:
+    """What to zero in copies of these modules, so that they hand on what they get."""
+    calls = record_calls(host, example, names)
+    known: dict[Any, Zeroed] = {}
+    studied: dict[str, Inheritance] = {}
+    with undisturbed(host):
+        for name in names:
+            studied[name] = _study_zero(host, name, calls[name][-1], Inheritance(), known)
+    return studied
+
+
 def _study(host: nn.Module, source: str, call: Call, examples: int) -> Inheritance:
     """Run the module on its own output, as a copy would be."""
     features = call.output
@@ -149,13 +159,17 @@ def _study_zero(
 
     `known` has what was found so far, by how the module is built.
     """
-    features = call.output
+    try:
+        features = _features_of(call)
+    except ValueError as problem:
+        return replace(so_far, zero_problem=str(problem))
     module = host.get_submodule(source)
     parts = [(name, type(part), *part._parameters) for name, part in module.named_modules()]
     build = (type(module), tuple(parts))
 
     def run(copied: nn.Module) -> Tensor:
-        return Copy(copied)(features, *call.args[1:], **call.kwargs)
+        output = Copy(copied).call(features, call.args[1:], call.kwargs)
+        return _features_of(Call((features,), {}, output))
 
     try:
         if build not in known or not _is_silenced(module, known[build], run, features):
@@ -172,6 +186,16 @@ def _study_zero(
         reason = f"layers to zero share weights with the rest of the network: {listed}"
         return replace(so_far, zero_problem=reason)
     return replace(so_far, zero_problem=None, zeroed=zeroed)
+
+
+def _features_of(call: Call) -> Tensor:
+    """What a module hands on of its output: the tensor that is shaped as the one it gets."""
+    first = next(iter((*call.args, *call.kwargs.values())), None)
+    tensors = tensors_in(call.output)
+    for tensor in tensors:
+        if isinstance(first, Tensor) and tensor.shape == first.shape:
+            return tensor
+    raise ValueError("nothing in its output has the shape of its input")
 
 
 def _is_silenced(module: nn.Module, zeroed: Zeroed, run: Run, features: Tensor) -> bool:
@@ -195,6 +219,9 @@ def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
     for parameter in filter(Tensor.is_floating_point, body.parameters()):
         # a branch that begins at zero would look silent, and does not stay so
         parameter.detach().add_(0.01)
+    innermost = [name for name in layers if not _holds_another(name, layers)]
+    if _is_identity(body, run, features, innermost):
+        layers = innermost
     if not _is_identity(body, run, features, layers):
         raise ValueError(
             "its output is not its input when all its layers give zeros: nothing goes around them"
@@ -208,6 +235,10 @@ def find_zeroed(body: nn.Module, run: Run, features: Tensor) -> Zeroed:
     if not torch.equal(run(body), features):
         raise ValueError(f"with {', '.join(needed)} zeroed its output still differs from its input")
     return values
+
+
+def _holds_another(name: str, layers: Sequence[str]) -> bool:
+    return any(layer.startswith(f"{name}.") for layer in layers)
 
 
 def _layers_in_order(body: nn.Module, run: Run) -> list[str]:
@@ -256,7 +287,7 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     loudest: list[float] = []
 
     def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        loudest.append(float(_tensors(output)[0].abs().max()))
+        loudest.append(float(tensors_in(output)[0].abs().max()))
 
     with layer.register_forward_hook(note):
         for value in (0.0, -1.0):
@@ -268,123 +299,3 @@ def _find_silence(body: nn.Module, run: Run, name: str) -> float:
     raise ValueError(
         f"no value of the weights of {name} ({type(layer).__name__}) makes it give zeros"
     )
-
-
-# -- members of a list -----------------------------------------------------------------------------
-
-
-class Tap(nn.Module):
-    """Stands where a copy would stand, and gives back its first argument.
-
-    In all else it is what its original is.
-    """
-
-    def __init__(self, original: nn.Module):
-        super().__init__()
-        vars(self)["stands_for"] = original  # not a child: the network must not count it twice
-        self.seen: list[Any] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Note the first argument and give it back."""
-        first = (*args, *kwargs.values())[0]
-        self.seen.append(first)
-        return first
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the original."""
-        return vars(self)["stands_for"].state_dict(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["stands_for"], name)
-
-
-def runs_in_order(host: nn.Module, example: Example, names: Sequence[str]) -> Reasons:
-    """Why a copy of each named module cannot stand behind it in its list; None if it can.
-
-    The host is as before.
-    """
-    reasons: Reasons = {}
-    # by list and by parent: a site and its block are two ways to the same position
-    lists: dict[tuple[str, str], dict[int, str]] = {}
-    for name in names:
-        try:
-            path, position = locate(host, name)
-        except ValueError as problem:
-            reasons[name] = str(problem)
-            continue
-        parent, _, _ = name.rpartition(".")
-        lists.setdefault((path, parent), {})[position] = name
-    if lists:
-        with undisturbed(host):
-            plain = _tensors(call_with(host, example))
-            for (path, _), sites in lists.items():
-                reasons |= _try_taps(host, example, path, sites, plain)
-    return {name: reasons[name] for name in names}
-
-
-def _try_taps(
-    host: nn.Module, example: Example, path: str, sites: Mapping[int, str], plain: list[Tensor]
-) -> Reasons:
-    """Run the host once with a tap behind some members of the list at `path`.
-
-    `sites` are the modules in question, by the position of their member; `plain` is what the host
-    gives without taps.
-    """
-    members = members_of(host.get_submodule(path))
-    taps = {position: Tap(members[position]) for position in sites}
-    layout: list[Member] = []
-    for position, module in enumerate(members):
-        layout.append(Member(position, module))
-        if position in taps:
-            layout.append(Member(position, taps[position]))
-    # a member that is left out need not show in the output: dropout, or a branch that begins at 0
-    members_run: set[int] = set()
-    site_outputs: dict[int, list[Any]] = {position: [] for position in sites}
-
-    def note_run(position: int, *_: Any) -> None:
-        members_run.add(position)
-
-    def note_output(position: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        site_outputs[position].append(output)
-
-    with ExitStack() as stack:
-        for position, module in enumerate(members):
-            stack.enter_context(module.register_forward_hook(partial(note_run, position)))
-        for position, name in sites.items():
-            site = host.get_submodule(name)
-            stack.enter_context(site.register_forward_hook(partial(note_output, position)))
-        try:
-            stack.enter_context(restack(host, path, layout))
-            with torch.no_grad():
-                output = _tensors(call_with(host.eval(), example))
-        except Exception as problem:  # whatever a user's network does with a longer list
-            reason = f"one more member does not work: {type(problem).__name__}: {problem}"
-            return dict.fromkeys(sites.values(), reason)
-    if len(members_run) < len(members) or not _are_equal(plain, output):
-        reason = f"what the network does with {path} depends on how long it is"
-        return dict.fromkeys(sites.values(), reason)
-    return {
-        name: _judge_tap(site_outputs[position], taps[position].seen)
-        for position, name in sites.items()
-    }
-
-
-def _are_equal(plain: list[Tensor], tapped: list[Tensor]) -> bool:
-    """Whether a host gives the same with taps; of outputs with an entry per layer, the first."""
-    pairs = list(zip(plain, tapped, strict=False))
-    if len(plain) != len(tapped):
-        pairs = pairs[:1]
-    return bool(pairs) and all(torch.equal(before, after) for before, after in pairs)
-
-
-def _judge_tap(outputs: list[Any], seen: list[Any]) -> str | None:
-    """Why a tap did not see what its site gave out, once and as it was; None if it did."""
-    if len(seen) != 1 or len(outputs) != 1:
-        return f"it runs {len(outputs)} times, and a member behind it would run {len(seen)} times"
-    if seen[0] is not outputs[0]:
-        return "a member behind it would not get its output as it is"
-    return None
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
