@@ -22,6 +22,7 @@ from esper.leyline.factored_actions import (
     CNN_BLUEPRINTS,
     COPY_BLUEPRINTS,
     TRANSFORMER_BLUEPRINTS,
+    VECTOR_BLUEPRINTS,
 )
 from esper.leyline.registry import enter
 from esper.leyline.slots import KINDS
@@ -278,6 +279,8 @@ def _enter_built_in() -> None:
     enter_one("sequence", "norm", seeds.token_norm, **norm)
     enter_one("vector", "lora", seeds.lora, depth=2.0)
     enter_one("vector", "mlp", seeds.mlp, **perceptron)
+    enter_one("vector", "mlp_small", seeds.mlp_small, **perceptron)
+    enter_one("vector", "mlp_tiny", seeds.mlp_tiny, **perceptron)
     for kind in KINDS.values():
         enter_one(kind, COPY, copying.plain_copy, depth=2.0)
     for kind in KINDS.values():
@@ -290,7 +293,11 @@ def _require_numbers() -> None:
     """Stop the import if `BlueprintAction` numbers other blueprints than are built in."""
     copies = {action.to_blueprint_id() for action in COPY_BLUEPRINTS}
     assert copies == {COPY, COPY_ZERO}, copies
-    numbered = {"image": CNN_BLUEPRINTS, "sequence": TRANSFORMER_BLUEPRINTS}
+    numbered = {
+        "image": CNN_BLUEPRINTS,
+        "sequence": TRANSFORMER_BLUEPRINTS,
+        "vector": VECTOR_BLUEPRINTS,
+    }
     for kind, actions in numbered.items():
         names = {action.to_blueprint_id() for action in actions | COPY_BLUEPRINTS}
         assert names == set(REGISTRY.names(kind)), kind

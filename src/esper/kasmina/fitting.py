@@ -9,7 +9,7 @@ from itertools import product
 
 from torch import nn
 
-from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, BlueprintCost
+from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
 from esper.kasmina.copies.copying import Site
 from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
@@ -222,11 +222,15 @@ def refuse_limits(
         )
     if budget is None:
         return
-    (slot_id, name, _), smallest = min(costs.items(), key=lambda item: item[1])
+    # a sham is free, and nothing grows by it
+    growing = {key: price for key, price in costs.items() if key[1] != SHAM}
+    (slot_id, name, _), smallest = min((growing or costs).items(), key=lambda item: item[1])
     least = host_params + smallest
     if budget < least:
+        times = math.ceil(100 * least / max(1, host_params)) / 100
         raise SettingError(
             f"a budget of {budget:,} parameters leaves {budget - host_params:,} above the host's "
             f"{host_params:,}, and the smallest seed ({name} in {slot_id}) needs {smallest:,}. "
-            f"Raise the budget to at least {least:,}."
+            f"Raise the budget to at least {least:,} ({times:g} times the host), "
+            f"or allow smaller blueprints."
         )

@@ -196,6 +196,11 @@ def perceptron(channels: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(channels), widen, nn.GELU(), narrow)
 
 
+def mlp_tiny(channels: int) -> nn.Module:
+    """A perceptron a quarter as wide as the features."""
+    return perceptron(channels, max(1, channels // 4))
+
+
 def mlp_small(channels: int) -> nn.Module:
     """A perceptron as wide as the features."""
     return perceptron(channels, channels)
