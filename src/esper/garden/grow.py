@@ -10,8 +10,7 @@ from torch import nn
 from esper.garden import keeping, processes
 from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
-from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.fitting import total_budget
+from esper.kasmina.fitting import total_budget, usual_blueprints
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
@@ -79,7 +78,8 @@ def grow(
         example: one batch, as the model takes it, to learn the shapes from: a tensor, a tuple of
             arguments or a dict of keywords.
         blueprints: what may be planted, by name. By default all blueprints that fit, except copies
-            of the module at the slot ("copy", "copy_zero").
+            of the module at the slot ("copy", "copy_zero"), and except attention in sequences of a
+            model with a mask or a cache, which seeds do not see.
         budget: most parameters of the grown network. A float is a multiple of the model's own
             (1.5: half as many again), an int a number of parameters.
         max_seeds: most seeds, live and kept. Without it and without a budget: one per slot.
@@ -188,7 +188,7 @@ def _build(
         )
     chosen = _choose_blueprints(blueprints)
     places = choose_places(model, find_places(model, example, settings.kinds), patterns)
-    names = chosen or list(REGISTRY.defaults_for(str(place.kind) for place in places))
+    names = chosen or usual_blueprints(places)
     if isinstance(policy, str):
         names += [name for name in parse(policy).blueprints() if name not in names]
     if max_seeds is None and budget is None:

@@ -29,6 +29,8 @@ from esper.leyline.slots import KINDS
 
 SHAM = "sham"
 """The blueprint without parameters or effect."""
+ATTENTION = "attention"
+"""The blueprint that looks at other positions than the one it changes."""
 COPY = "copy"
 """A copy of the slot's own module."""
 COPY_ZERO = "copy_zero"
@@ -263,7 +265,7 @@ def _enter_built_in() -> None:
         enter(REGISTRY._known, f"{kind} blueprint {name!r}", (kind, name), made)
 
     enter_one("image", "conv_light", seeds.conv_light, **conv)
-    enter_one("image", "attention", seeds.SqueezeExcite, attention_like=1.0, depth=2.0)
+    enter_one("image", ATTENTION, seeds.SqueezeExcite, attention_like=1.0, depth=2.0)
     enter_one("image", "norm", seeds.group_norm, **norm)
     enter_one("image", "depthwise", seeds.depthwise, **conv, depth=2.0)
     enter_one("image", "bottleneck", seeds.bottleneck, **conv, depth=3.0)
@@ -273,9 +275,7 @@ def _enter_built_in() -> None:
     enter_one("sequence", "lora", seeds.lora, depth=2.0)
     enter_one("sequence", "mlp", seeds.mlp, **perceptron)
     enter_one("sequence", "mlp_small", seeds.mlp_small, **perceptron)
-    enter_one(
-        "sequence", "attention", seeds.attention, **perceptron, spatial=1.0, attention_like=1.0
-    )
+    enter_one("sequence", ATTENTION, seeds.attention, **perceptron, spatial=1.0, attention_like=1.0)
     enter_one("sequence", "norm", seeds.token_norm, **norm)
     enter_one("vector", "lora", seeds.lora, depth=2.0)
     enter_one("vector", "mlp", seeds.mlp, **perceptron)

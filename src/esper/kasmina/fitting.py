@@ -9,7 +9,7 @@ from itertools import product
 
 from torch import nn
 
-from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
+from esper.kasmina.blueprints import ATTENTION, COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
 from esper.kasmina.copies.copying import Site
 from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
@@ -35,6 +35,22 @@ class KnownSlots(dict[str, SeedSlot]):
 
 ShapeSource = Example | KnownSlots | None
 """What says the shapes of a host's features; None asks the host for an example of its own."""
+
+
+def usual_blueprints(places: Sequence[Place]) -> list[str]:
+    """What is planted at these places where the caller does not say what.
+
+    It is all but copies, and but what looks at other tokens where the model has a mask or a cache:
+    seeds do not see those.
+    """
+    names = REGISTRY.defaults_for(str(place.kind) for place in places)
+    if not any(place.kind == "sequence" and place.unseen for place in places):
+        return list(names)
+    return [
+        name
+        for name in names
+        if not REGISTRY.has("sequence", name) or not REGISTRY.get("sequence", name).traits.spatial
+    ]
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -90,6 +106,16 @@ def build_slots(
         for slot_id, inheritance in studied.items():
             slots[slot_id].inheritance = inheritance
     return slots
+
+
+def attentive_slots(
+    slots: Mapping[str, SeedSlot], config: SlotConfig, names: Collection[str]
+) -> dict[str, SeedSlot]:
+    """Slots in which attention to other tokens may grow, by the module they sit on."""
+    if ATTENTION not in names:
+        return {}
+    sequences = (slot for slot in slots.values() if slot.kind == "sequence")
+    return {config.modules[slot.slot_id]: slot for slot in sequences}
 
 
 def example_of(host: nn.Module, example: Example | None) -> Example:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.copies.membership import source_name
+from esper.kasmina.unseen import is_cache, is_causal, is_mask, names_of
 from esper.leyline.errors import HostError, UnknownNameError
 from esper.leyline.slots import KINDS
 
@@ -56,6 +57,8 @@ class Place:
     """an empty tensor on the device and of the type of the features"""
     copy_problem: str | None = None
     """why the module cannot be copied; None if it can, as far as one call shows"""
+    unseen: str | None = None
+    """the mask or cache of the model that seeds do not see here; None if it has none"""
 
     def __str__(self) -> str:
         label = f"{self.name} ({self.module})"
@@ -210,6 +213,7 @@ def find_places(
             f"keywords."
         ) from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
+    unseen = _find_unseen(model, calls)
     places = []
     for name, module_calls in calls.items():
         outputs = [call.output for call in module_calls]
@@ -228,9 +232,43 @@ def find_places(
             problem=fit.problem,
             like=output.new_empty(0) if is_dense else None,
             copy_problem=copy_problem,
+            unseen=next((unseen[part] for part in _around(name) if part in unseen), None),
         )
         places.append(place)
     return places
+
+
+def _find_unseen(model: nn.Module, calls: Mapping[str, Sequence[Call]]) -> dict[str, str]:
+    """The mask or the cache of each module that has one, by the module's name; "" is the model.
+
+    The model has one if it takes one, and a module in it if it was called with one, or keeps one by
+    its configuration. A mask that only hides later tokens counts as none.
+    """
+    unseen: dict[str, str] = {}
+    for name in names_of(model):
+        if is_cache(name) or is_mask(name):
+            unseen.setdefault("", name)
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True or getattr(config, "is_decoder", False):
+            unseen.setdefault(path, "use_cache")
+    for path, module_calls in calls.items():
+        names = names_of(model.get_submodule(path))
+        for call in module_calls:
+            for name, value in (*zip(names, call.args, strict=False), *call.kwargs.items()):
+                has_cache = is_cache(name) and not isinstance(value, bool | int | str)
+                has_mask = is_mask(name) and not (isinstance(value, Tensor) and is_causal(value))
+                if value is not None and (has_cache or has_mask):
+                    unseen.setdefault(path, name)
+    return unseen
+
+
+def _around(name: str) -> Iterator[str]:
+    """A module's name and those of the modules around it; the last one, "", is the model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
 
 
 def _stated_kind(name: str, kinds: Mapping[str, str]) -> str | None:
