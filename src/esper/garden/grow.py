@@ -10,10 +10,11 @@ from torch import nn
 from esper.garden import keeping, processes
 from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
-from esper.kasmina.fitting import total_budget, usual_blueprints
+from esper.kasmina.effects import choose_effective
+from esper.kasmina.fitting import Probed, total_budget, usual_blueprints
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
-from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
+from esper.kasmina.probing import Example, Place, find_places, refuse_wrapped
 from esper.kasmina.saving import LoadedNetwork, load_network
 from esper.kasmina.slot import has_slots, remove_slots
 from esper.leyline.errors import HostError, SettingError, UnknownNameError
@@ -187,7 +188,8 @@ def _build(
             "lists the places."
         )
     chosen = _choose_blueprints(blueprints)
-    places = choose_places(model, find_places(model, example, settings.kinds), patterns)
+    probed = find_places(model, example, settings.kinds)
+    places = choose_effective(model, example, probed, patterns)
     names = chosen or usual_blueprints(places)
     if isinstance(policy, str):
         names += [name for name in parse(policy).blueprints() if name not in names]
@@ -197,7 +199,7 @@ def _build(
     growing = MorphogeneticModel(
         model,
         config,
-        example=example,
+        example=Probed(example, probed),
         blueprints=names,
         max_seeds=max_seeds,
         budget=total_budget(budget, model),

@@ -5,6 +5,7 @@ Nothing here changes the host. FLOPs are counted in `pricing`.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from torch import nn
@@ -33,7 +34,15 @@ class KnownSlots(dict[str, SeedSlot]):
     """Empty slots of a host that need not be run on an example: a save has what it would show."""
 
 
-ShapeSource = Example | KnownSlots | None
+@dataclass(frozen=True)
+class Probed:
+    """An example, and the places that it has shown in a host."""
+
+    example: Example
+    places: Sequence[Place]
+
+
+ShapeSource = Example | Probed | KnownSlots | None
 """What says the shapes of a host's features; None asks the host for an example of its own."""
 
 
@@ -84,8 +93,11 @@ def build_slots(
     """
     if isinstance(example, KnownSlots):
         return example
+    probed = example.places if isinstance(example, Probed) else None
     example = example_of(host, example)
-    places = {place.name: place for place in find_places(host, example, kinds)}
+    if probed is None:
+        probed = find_places(host, example, kinds)
+    places = {place.name: place for place in probed}
     names = {name for name, _ in host.named_modules() if name}
     slots: dict[str, SeedSlot] = {}
     for slot_id in config.slot_ids:
@@ -118,8 +130,10 @@ def attentive_slots(
     return {config.modules[slot.slot_id]: slot for slot in sequences}
 
 
-def example_of(host: nn.Module, example: Example | None) -> Example:
+def example_of(host: nn.Module, example: Example | Probed | None) -> Example:
     """The example, or one that the host has of its own."""
+    if isinstance(example, Probed):
+        return example.example
     if example is not None:
         return example
     if not isinstance(host, SegmentedHost):
