@@ -181,6 +181,29 @@ def test_features_with_the_batch_last_carry_no_slot():
     assert "axis 2 of its 3, counted from 0, is the batch" in place.problem
 
 
+class Windows(nn.Module):
+    """A block whose layers work on the last axis, or on the second, of an image."""
+
+    def __init__(self, channels_last):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 12)
+        self.channels_last = channels_last
+
+    def forward(self, images):
+        images = self.linear(self.norm(images.permute(0, 2, 3, 1)))
+        return images if self.channels_last else images.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(("channels_last", "kind"), [(True, "vector"), (False, "image")])
+def test_an_image_whose_channels_are_last_has_seeds_of_the_last_axis(channels_last, kind):
+    model = nn.Sequential(Windows(channels_last), nn.Flatten())
+    example = torch.randn(2, 12, 5, 5)
+    place = {place.name: place for place in find_places(model, example)}["0"]
+    assert place.kind == kind
+    stated = find_places(model, example, {"0": "image"})
+    assert {place.name: place for place in stated}["0"].kind == "image"
+
+
 def test_a_kind_that_is_stated_for_features_without_the_batch_first_must_be_vector():
     assert "is the batch" in place_of("views", kinds={"layer": "image"}).problem
     assert place_of("views", kinds={"layer": "vector"}).kind == "vector"

@@ -240,8 +240,11 @@ def find_places(
     for name, module_calls in calls.items():
         outputs = [call.output for call in module_calls]
         axis = axes.get(name, 0)
-        fit = _judge_outputs(outputs, axis, tokens_first, _stated_kind(name, kinds or {}))
         output = outputs[0]
+        # tokens may come before the batch, or channels behind the positions
+        on_last_axis = tokens_first and getattr(output, "ndim", 0) == 3
+        on_last_axis = on_last_axis or _has_channels_last(modules[name], output)
+        fit = _judge_outputs(outputs, axis, on_last_axis, _stated_kind(name, kinds or {}))
         copy_problem = None
         if fit.problem is None:
             source = source_name(model, name)
@@ -291,6 +294,22 @@ def _find_batch_axes(
         if len(changed) == 1 and changed[0][0] > 0 and changed[0][1] == ratio:
             axes[name] = changed[0][0]
     return axes
+
+
+def _has_channels_last(module: nn.Module, image: Any) -> bool:
+    """Whether the layers of a module show that the channels of its image are the last axis."""
+    if not isinstance(image, Tensor) or image.dim() != 4 or image.shape[1] == image.shape[-1]:
+        return False
+    widths: list[int] = []
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm):
+            widths.append(part.normalized_shape[-1])
+        elif isinstance(part, nn.Linear):
+            widths.append(part.out_features)
+        elif isinstance(part, nn.Conv2d):
+            widths.append(part.out_channels)
+    telling = [width for width in widths if width in (image.shape[1], image.shape[-1])]
+    return bool(telling) and telling[-1] == image.shape[-1]
 
 
 def _stated_kind(name: str, kinds: Mapping[str, str]) -> str | None:
@@ -363,10 +382,10 @@ class _Fit(NamedTuple):
     problem: str | None
 
 
-def _judge_outputs(outputs: list[Any], axis: int, tokens_first: bool, stated: str | None) -> _Fit:
+def _judge_outputs(outputs: list[Any], axis: int, on_last_axis: bool, stated: str | None) -> _Fit:
     """The kind of features that a module gives out, or why no slot fits them.
 
-    `axis` is that of the batch.
+    `axis` is that of the batch. `on_last_axis` says that only seeds of the last axis are safe.
     """
     problem = _refuse_outputs(outputs)
     if problem is not None:
@@ -386,8 +405,7 @@ def _judge_outputs(outputs: list[Any], axis: int, tokens_first: bool, stated: st
     if stated not in (None, natural, "vector"):
         problem = f"it is said to be {stated}, but its output is {natural}: {rank} dimensions"
         return _Fit(None, problem)
-    if stated is None and natural == "sequence" and tokens_first:
-        # tokens may come before the batch here, so only seeds that work token by token are safe
+    if stated is None and on_last_axis:
         return _Fit("vector", None)
     return _Fit(stated or natural, None)
 
