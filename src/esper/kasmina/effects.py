@@ -49,8 +49,8 @@ def choose_effective(
 def find_idle(model: nn.Module, example: Example, names: Sequence[str]) -> set[str]:
     """The modules that could give out anything without a change of what the model gives out.
 
-    One backward pass over a few rows clears most. The others are tried one by one, without weights
-    at zero, which hide what comes before them until they have learnt.
+    One backward pass over a few rows clears most. The others are tried one by one on the whole
+    example, without weights at zero, which hide what comes before them until they have learnt.
     """
     rows = resize(example, 2) if batch_size(example) > 2 else example
     with undisturbed(model):
@@ -60,7 +60,7 @@ def find_idle(model: nn.Module, example: Example, names: Sequence[str]) -> set[s
         with _zeros_filled(model):
             idle = _without_gradients(model, rows, idle)
             for is_training in (False, True):
-                idle = _without_movement(model, rows, idle, is_training)
+                idle = _without_movement(model, example, idle, is_training)
     return set(idle)
 
 
@@ -94,20 +94,20 @@ def _without_gradients(model: nn.Module, rows: Example, names: Sequence[str]) ->
 
 
 def _without_movement(
-    model: nn.Module, rows: Example, names: Sequence[str], is_training: bool
+    model: nn.Module, example: Example, names: Sequence[str], is_training: bool
 ) -> list[str]:
     """The modules that can give out something else while what the model gives out stays."""
     model.train(is_training)
     unmoved: list[str] = []
     try:
         with own_randomness(0), buffers_kept(model):
-            before = _tensors(model, rows) if names else []
+            before = _tensors(model, example) if names else []
         for name in names if before else ():
             hook = model.get_submodule(name).register_forward_hook(_disturb)
             with hook, own_randomness(0), buffers_kept(model):
-                if _are_equal(before, _tensors(model, rows)):
+                if _are_equal(before, _tensors(model, example)):
                     unmoved.append(name)
-    except Exception:  # whatever a user's model does with a few rows
+    except Exception:  # whatever a user's model does with another output of a part
         return []
     return unmoved
 
