@@ -3,6 +3,8 @@
 the loop itself, evidence, limits, policies, shadow passes, hints, summaries.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -224,6 +226,29 @@ def test_a_budget_too_small_for_any_seed_names_the_least_that_would_do():
     own = count_parameters(CNN())
     with pytest.raises(SettingError, match=rf" 1 .*{own}.* {own + 12}"):
         grow_cnn(budget=own + 1)
+
+
+def test_a_sham_is_no_seed_that_a_budget_has_room_for():
+    host = CNN()
+    size = count_parameters(host)
+    times = math.ceil(100 * (size + 12) / size) / 100
+    with pytest.raises(SettingError, match=rf"smallest seed \(norm in .* \({times:g} times"):
+        grow_cnn(host=host, budget=size + 1, blueprints=["sham", "norm"])
+
+
+@pytest.mark.parametrize(
+    ("budget", "largest"), [(1.5, "mlp_tiny"), (2.6, "mlp_small"), (7.0, "mlp")]
+)
+def test_a_tabular_network_has_seeds_of_a_size_that_its_budget_takes(budget, largest):
+    host = nn.Sequential(
+        nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
+    garden = esper.grow(host, slots="3", example=torch.zeros(4, 20), budget=budget)
+    model = garden.model
+    room = model.budget - model.host_params
+    prices = {name: price for (_, name, blend), price in model.costs.items() if blend == "linear"}
+    assert set(prices) == {"lora", "mlp_tiny", "mlp_small", "mlp"}
+    assert max((price, name) for name, price in prices.items() if price <= room)[1] == largest
 
 
 def test_a_refused_budget_leaves_no_hook_on_the_model():

@@ -81,6 +81,34 @@ def test_what_grew_where_training_does_not_come_is_refused(way):
     assert garden.epoch == 3
 
 
+class Skipping(CNN):
+    """Skips its first layer by chance, in training."""
+
+    kept_part = 0.0
+
+    def forward(self, images):
+        is_kept = not self.training or bool(torch.rand(()) < self.kept_part)
+        images = self.layer1(images) if is_kept else images.repeat(1, 4, 1, 1)
+        return self.head(self.layer2(images).mean((2, 3)))
+
+
+def test_a_layer_that_training_has_skipped_by_chance_is_not_refused():
+    garden = grow_cnn({0: PLANT_FIRST}, host=Skipping())
+    play(garden)
+    train_once(garden)
+    with pytest.raises(HostError, match=r"slot r0c0 sits on 'layer1', which no training pass"):
+        garden.step(lambda: losses_of(garden.model, HELD_OUT))
+    garden.model.host.kept_part = 0.3
+    modes = [module.training for module in garden.model.modules()]
+    random_state = torch.get_rng_state()
+    evaluate = lambda: losses_of(garden.model, HELD_OUT)  # noqa: E731
+    assert garden.model.slot("r0c0").passes == 0
+    garden.step(evaluate)
+    assert garden.epoch == 2
+    assert [module.training for module in garden.model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
 def test_what_is_planted_or_loaded_after_training_is_not_refused(tmp_path):
     garden = grow_cnn()
     train_once(garden)

@@ -64,7 +64,7 @@ def test_the_registry_holds_what_the_specification_lists():
             "copy_zero",
         },
         "sequence": {"lora", "mlp", "mlp_small", "attention", "norm", "copy", "copy_zero"},
-        "vector": {"mlp", "lora", "copy", "copy_zero"},
+        "vector": {"mlp", "mlp_small", "mlp_tiny", "lora", "copy", "copy_zero"},
     }
 
 

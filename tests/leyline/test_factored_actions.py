@@ -131,6 +131,11 @@ def test_the_sequence_blueprints_are_the_five_of_the_specification():
     assert names == {"lora", "mlp", "mlp_small", "attention", "norm"}
 
 
+def test_the_vector_blueprints_are_one_low_rank_and_three_widths():
+    names = {blueprint.to_blueprint_id() for blueprint in fa.VECTOR_BLUEPRINTS}
+    assert names == {"lora", "mlp", "mlp_small", "mlp_tiny"}
+
+
 @pytest.mark.parametrize("op", LifecycleOp)
 def test_every_op_is_found_by_its_index(op):
     assert action(op=int(op)).op is op
@@ -170,7 +175,7 @@ def test_sizes_are_in_the_order_op_slot_blueprint_blend():
 
 
 @pytest.mark.parametrize(
-    ("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 14), ("blend", 3)]
+    ("head", "size"), [("op", 4), ("slot", 3), ("blueprint", 15), ("blend", 3)]
 )
 @pytest.mark.parametrize("below", [True, False])
 def test_an_index_outside_the_space_is_refused_by_head(head, size, below):

@@ -104,7 +104,7 @@ NAMES = [
 @pytest.mark.parametrize("blend", ["linear", "gated"])
 @pytest.mark.parametrize(("kind", "blueprint"), NAMES)
 def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint, blend):
-    population = population_of(KINDS[kind], budget=100.0)
+    population = population_of(KINDS[kind], budget=100.0, blueprints=(blueprint,))
     act(population, 0, GERMINATE, "r0c1", blueprint, blend)
     population.tick()
     run = population.runs[0]

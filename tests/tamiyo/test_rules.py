@@ -127,6 +127,14 @@ def test_a_schedule_of_an_unknown_blueprint_is_refused(facts):
         Schedule(facts, blueprint_id="nrom")
 
 
+def test_a_schedule_of_a_blueprint_that_the_budget_never_has_room_for_is_refused(facts):
+    least = min(cost for (_, name, _), cost in facts.costs.items() if name == "conv_light")
+    enough = facts.host_params + least
+    with pytest.raises(SettingError, match=rf"conv_light.* {least} .* at least {enough:,}"):
+        Schedule(replace(facts, budget=enough - 1), blueprint_id="conv_light")
+    assert choose(Schedule(replace(facts, budget=enough), blueprint_id="conv_light"), facts)[2] == 1
+
+
 def test_random_plants_at_the_schedules_times(facts):
     choices = choices_of(Random(facts, epochs=(1, 4)), facts, 6)
     assert [epoch for epoch, choice in enumerate(choices) if choice != WAIT] == [1, 4]

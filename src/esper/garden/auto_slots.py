@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from esper.kasmina.probing import Place
+from esper.kasmina.effects import find_idle
+from esper.kasmina.probing import Example, Place
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import HostError
 
@@ -34,13 +35,24 @@ class Choice:
         )
 
 
-def choose_slots(model: nn.Module, places: Sequence[Place]) -> Choice:
-    """Up to `MOST` modules, spread over the depth of the model.
+def choose_slots(model: nn.Module, example: Example, places: Sequence[Place]) -> Choice:
+    """Up to `MOST` modules where a seed could have an effect, spread over the depth of the model.
 
     Repeated blocks of one class come first: of those that hold many parameters, the outermost. A
     model without them gets its slots where its layers end, the last layer left out: its output is
     the answer, not a feature.
     """
+    choice = _choose(model, places)
+    idle = find_idle(model, example, choice.names)
+    while idle:
+        places = [place for place in places if place.name not in idle]
+        choice = _choose(model, places)
+        idle = find_idle(model, example, choice.names)
+    return choice
+
+
+def _choose(model: nn.Module, places: Sequence[Place]) -> Choice:
+    """The slots that the places offer, whatever a seed there could do; none is an error."""
     blocks = _find_blocks(model, places)
     if blocks:
         kind = type(model.get_submodule(blocks[0])).__name__

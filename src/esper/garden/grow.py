@@ -14,8 +14,8 @@ from esper.garden.controls import read_start
 from esper.garden.description import describe_garden, describe_growth, describe_host
 from esper.garden.garden import Garden
 from esper.garden.measuring import direction_of
-from esper.kasmina.blueprints import REGISTRY
-from esper.kasmina.fitting import limit_flops, total_budget
+from esper.kasmina.effects import choose_effective
+from esper.kasmina.fitting import Probed, limit_flops, total_budget, usual_blueprints
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pricing import HostFlops
 from esper.kasmina.probing import Example, Place, choose_places, find_places, refuse_wrapped
@@ -88,7 +88,8 @@ def grow(
             expression, or a list of those. `esper.inspect` lists the names. "auto" or None: Esper
             chooses up to four, repeated blocks first, and says which on standard error.
         blueprints: what may be planted, by name. By default all blueprints that fit, except copies
-            of the module at the slot ("copy", "copy_zero").
+            of the module at the slot ("copy", "copy_zero"), and except attention in sequences of a
+            model with a mask or a cache, which seeds do not see.
         budget: most parameters of the grown network. A float is a multiple of the model's own
             (1.5: half as many again), an int a number of parameters.
         budget_flops: most FLOPs of one example forward through the grown network, written like
@@ -207,11 +208,14 @@ def _build(
 ) -> _Grown:
     """Put slots on a model; `grow` explains the options."""
     chosen = _choose_blueprints(blueprints)
-    all_places = find_places(model, example, settings.kinds)
-    choice = choose_slots(model, all_places) if slots is None or slots == AUTO else None
-    patterns = choice.names if choice is not None else _as_patterns(slots)
-    places = choose_places(model, all_places, patterns)
-    names = chosen or list(REGISTRY.defaults_for(str(place.kind) for place in places))
+    probed = find_places(model, example, settings.kinds)
+    if slots is None or slots == AUTO:
+        choice = choose_slots(model, example, probed)
+        places = choose_places(model, probed, choice.names)
+    else:
+        choice = None
+        places = choose_effective(model, example, probed, _as_patterns(slots))
+    names = chosen or usual_blueprints(places)
     if isinstance(policy, str):
         names += [name for name in parse(policy).blueprints() if name not in names]
     if max_seeds is None and budget is None and budget_flops is None:
@@ -220,7 +224,7 @@ def _build(
     growing = MorphogeneticModel(
         model,
         config,
-        example=example,
+        example=Probed(example, probed),
         blueprints=names,
         max_seeds=max_seeds,
         budget=total_budget(budget, model),
@@ -234,9 +238,9 @@ def _build(
     return _Grown(growing, prices, choice)
 
 
-def _as_patterns(slots: str | Sequence[str] | None) -> list[str]:
+def _as_patterns(slots: str | Sequence[str]) -> list[str]:
     """The names and patterns that the caller gave; none at all is refused."""
-    patterns = [slots] if isinstance(slots, str) else list(slots or ())
+    patterns = [slots] if isinstance(slots, str) else list(slots)
     if not patterns:
         raise SettingError(
             'slots is empty; name at least one module, or let Esper choose: slots="auto". '

@@ -22,12 +22,15 @@ from esper.leyline.factored_actions import (
     CNN_BLUEPRINTS,
     COPY_BLUEPRINTS,
     TRANSFORMER_BLUEPRINTS,
+    VECTOR_BLUEPRINTS,
 )
 from esper.leyline.registry import enter
 from esper.leyline.slots import KINDS
 
 SHAM = "sham"
 """The blueprint without parameters or effect."""
+ATTENTION = "attention"
+"""The blueprint that looks at other positions than the one it changes."""
 COPY = "copy"
 """A copy of the slot's own module."""
 COPY_ZERO = "copy_zero"
@@ -262,7 +265,7 @@ def _enter_built_in() -> None:
         enter(REGISTRY._known, f"{kind} blueprint {name!r}", (kind, name), made)
 
     enter_one("image", "conv_light", seeds.conv_light, **conv)
-    enter_one("image", "attention", seeds.SqueezeExcite, attention_like=1.0, depth=2.0)
+    enter_one("image", ATTENTION, seeds.SqueezeExcite, attention_like=1.0, depth=2.0)
     enter_one("image", "norm", seeds.group_norm, **norm)
     enter_one("image", "depthwise", seeds.depthwise, **conv, depth=2.0)
     enter_one("image", "bottleneck", seeds.bottleneck, **conv, depth=3.0)
@@ -272,12 +275,12 @@ def _enter_built_in() -> None:
     enter_one("sequence", "lora", seeds.lora, depth=2.0)
     enter_one("sequence", "mlp", seeds.mlp, **perceptron)
     enter_one("sequence", "mlp_small", seeds.mlp_small, **perceptron)
-    enter_one(
-        "sequence", "attention", seeds.attention, **perceptron, spatial=1.0, attention_like=1.0
-    )
+    enter_one("sequence", ATTENTION, seeds.attention, **perceptron, spatial=1.0, attention_like=1.0)
     enter_one("sequence", "norm", seeds.token_norm, **norm)
     enter_one("vector", "lora", seeds.lora, depth=2.0)
     enter_one("vector", "mlp", seeds.mlp, **perceptron)
+    enter_one("vector", "mlp_small", seeds.mlp_small, **perceptron)
+    enter_one("vector", "mlp_tiny", seeds.mlp_tiny, **perceptron)
     for kind in KINDS.values():
         enter_one(kind, COPY, copying.plain_copy, depth=2.0)
     for kind in KINDS.values():
@@ -290,7 +293,11 @@ def _require_numbers() -> None:
     """Stop the import if `BlueprintAction` numbers other blueprints than are built in."""
     copies = {action.to_blueprint_id() for action in COPY_BLUEPRINTS}
     assert copies == {COPY, COPY_ZERO}, copies
-    numbered = {"image": CNN_BLUEPRINTS, "sequence": TRANSFORMER_BLUEPRINTS}
+    numbered = {
+        "image": CNN_BLUEPRINTS,
+        "sequence": TRANSFORMER_BLUEPRINTS,
+        "vector": VECTOR_BLUEPRINTS,
+    }
     for kind, actions in numbered.items():
         names = {action.to_blueprint_id() for action in actions | COPY_BLUEPRINTS}
         assert names == set(REGISTRY.names(kind)), kind

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from esper.kasmina import seeds
-from esper.kasmina.blueprints import REGISTRY, SHAM
+from esper.kasmina import seeds, unseen
+from esper.kasmina.blueprints import ATTENTION, REGISTRY, SHAM
 from esper.kasmina.copies import configuration, copying, counting, membership
 from esper.kasmina.harvesting import Harvest, can_become_member, prove_harvest
 from esper.kasmina.model import MorphogeneticModel
@@ -96,12 +96,18 @@ def render_source(model: MorphogeneticModel, members: Collection[str], digest: s
     table = _table_of(model, members)
     entries = [entry for row in table for entry in row["fossils"]]
     has_copies = any(entry["inherits"] for entry in entries)
-    parts = [seeds, copying, configuration, counting, membership] if has_copies else [seeds]
+    has_attention = any(
+        entry["kind"] == "sequence" and entry["blueprint"] == ATTENTION for entry in entries
+    )
+    parts = [seeds]
+    parts += [copying, configuration, counting, membership] if has_copies else []
+    parts += [unseen] if has_attention else []
     return _TEMPLATE.format(
         parts="\n\n\n".join(_source_of(part) for part in parts),
         builders=_render_builders(entries),
         table=pformat(table, width=100, sort_dicts=False),
         place=_PLACE if has_copies else _GRAFT,
+        watch=_WATCH if has_attention else "",
         weights=WEIGHTS,
         digest=digest,
     )
@@ -277,6 +283,8 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
 _GRAFT = "run_after(site, fossils)"
 _PLACE = """are_members = [entry["becomes_member"] for entry in row["fossils"]]
         place_fossils(model, site, list(zip(fossils, are_members)), run_after)"""
+_WATCH = """
+    watch_calls(model)"""
 _TEMPLATE = '''"""A grown network without the library that grew it.
 
 graft(model) on a fresh host gives the network back.
@@ -345,7 +353,7 @@ def place(model, built):
     """Put the fossils where they belong."""
     sites = [model.get_submodule(row["module"]) for row in FOSSILS]
     for site, fossils, row in zip(sites, built, FOSSILS):
-        {place}
+        {place}{watch}
 
 
 def graft(model, weights=None):

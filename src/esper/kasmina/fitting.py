@@ -10,7 +10,7 @@ from itertools import product
 
 from torch import nn
 
-from esper.kasmina.blueprints import COPY, COPY_ZERO, REGISTRY, BlueprintCost
+from esper.kasmina.blueprints import ATTENTION, COPY, COPY_ZERO, REGISTRY, SHAM, BlueprintCost
 from esper.kasmina.copies.copying import Site
 from esper.kasmina.copies.eligibility import Inheritance, study_copies
 from esper.kasmina.hosts import SegmentedHost
@@ -37,8 +37,32 @@ class KnownSlots(dict[str, SeedSlot]):
     """Empty slots of a host that need not be run on an example: a save has what it would show."""
 
 
-ShapeSource = Example | KnownSlots | None
+@dataclass(frozen=True)
+class Probed:
+    """An example, and the places that it has shown in a host."""
+
+    example: Example
+    places: Sequence[Place]
+
+
+ShapeSource = Example | Probed | KnownSlots | None
 """What says the shapes of a host's features; None asks the host for an example of its own."""
+
+
+def usual_blueprints(places: Sequence[Place]) -> list[str]:
+    """What is planted at these places where the caller does not say what.
+
+    It is all but copies, and but what looks at other tokens where the model has a mask or a cache:
+    seeds do not see those.
+    """
+    names = REGISTRY.defaults_for(str(place.kind) for place in places)
+    if not any(place.kind == "sequence" and place.unseen for place in places):
+        return list(names)
+    return [
+        name
+        for name in names
+        if not REGISTRY.has("sequence", name) or not REGISTRY.get("sequence", name).traits.spatial
+    ]
 
 
 def complete_slots(host: nn.Module, slots: SlotConfig | None) -> SlotConfig:
@@ -72,8 +96,11 @@ def build_slots(
     """
     if isinstance(example, KnownSlots):
         return example
+    probed = example.places if isinstance(example, Probed) else None
     example = example_of(host, example)
-    places = {place.name: place for place in find_places(host, example, kinds)}
+    if probed is None:
+        probed = find_places(host, example, kinds)
+    places = {place.name: place for place in probed}
     names = {name for name, _ in host.named_modules() if name}
     slots: dict[str, SeedSlot] = {}
     for slot_id in config.slot_ids:
@@ -96,8 +123,20 @@ def build_slots(
     return slots
 
 
-def example_of(host: nn.Module, example: Example | None) -> Example:
+def attentive_slots(
+    slots: Mapping[str, SeedSlot], config: SlotConfig, names: Collection[str]
+) -> dict[str, SeedSlot]:
+    """Slots in which attention to other tokens may grow, by the module they sit on."""
+    if ATTENTION not in names:
+        return {}
+    sequences = (slot for slot in slots.values() if slot.kind == "sequence")
+    return {config.modules[slot.slot_id]: slot for slot in sequences}
+
+
+def example_of(host: nn.Module, example: Example | Probed | None) -> Example:
     """The example, or one that the host has of its own."""
+    if isinstance(example, Probed):
+        return example.example
     if example is not None:
         return example
     if not isinstance(host, SegmentedHost):
@@ -287,11 +326,15 @@ def refuse_limits(
         )
     if budget is None:
         return
-    (slot_id, name, _), smallest = min(costs.items(), key=lambda item: item[1])
+    # a sham is free, and nothing grows by it
+    growing = {key: price for key, price in costs.items() if key[1] != SHAM}
+    (slot_id, name, _), smallest = min((growing or costs).items(), key=lambda item: item[1])
     least = host_params + smallest
     if budget < least:
+        times = math.ceil(100 * least / max(1, host_params)) / 100
         raise SettingError(
             f"a budget of {budget:,} parameters leaves {budget - host_params:,} above the host's "
             f"{host_params:,}, and the smallest seed ({name} in {slot_id}) needs {smallest:,}. "
-            f"Raise the budget to at least {least:,}."
+            f"Raise the budget to at least {least:,} ({times:g} times the host), "
+            f"or allow smaller blueprints."
         )

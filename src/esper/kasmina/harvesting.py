@@ -18,6 +18,7 @@ from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.proving import Trial, find_difference, record_trials
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
+from esper.kasmina.unseen import watch_calls
 from esper.leyline.errors import HostError
 
 
@@ -110,6 +111,7 @@ def _build(model: MorphogeneticModel, members: Collection[str]) -> nn.Module:
     sites = {slot_id: grown.site(slot_id) for slot_id in grown.slot_config.slot_ids}
     for slot_id, site in sites.items():
         _build_in_fossils(grown.host, grown.slot(slot_id), site, slot_id in members)
+    watch_calls(grown.host)
     return grown.host
 
 

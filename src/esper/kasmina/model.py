@@ -28,6 +28,7 @@ from esper.kasmina.probing import batch_size
 from esper.kasmina.proving import Batch, keep_first_batch
 from esper.kasmina.randomness import own_randomness
 from esper.kasmina.slot import SeedSlot, bare, count_parameters, seed_size
+from esper.kasmina.unseen import watch_calls
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import (
     OP_CULL,
@@ -126,6 +127,7 @@ class MorphogeneticModel(nn.Module):
         for slot in self.ordered_slots:
             name = self.slot_config.modules[slot.slot_id]
             slot.sit_on(bare(host.get_submodule(name)))
+        watch_calls(host, fitting.attentive_slots(slot_by_id, self.slot_config, names))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the host, whose modules run their slots; examples that are learned from count."""

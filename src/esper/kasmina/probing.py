@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.copies.membership import source_name
+from esper.kasmina.masked import around, find_unseen
 from esper.leyline.errors import HostError, UnknownNameError
 from esper.leyline.slots import KINDS
 
@@ -56,6 +58,8 @@ class Place:
     """an empty tensor on the device and of the type of the features"""
     copy_problem: str | None = None
     """why the module cannot be copied; None if it can, as far as one call shows"""
+    unseen: str | None = None
+    """the mask or cache of the model that seeds do not see here; None if it has none"""
 
     def __str__(self) -> str:
         label = f"{self.name} ({self.module})"
@@ -82,6 +86,25 @@ def batch_size(example: Example) -> int:
         if isinstance(value, Tensor) and value.dim():
             return len(value)
     return 0
+
+
+def resize(example: Example, count: int) -> Example:
+    """The example with so many rows, which repeat if it has fewer.
+
+    What has no row for each example stays as it is.
+    """
+    size = batch_size(example)
+    rows = torch.arange(count) % max(1, size)
+
+    def take(tensor: Tensor) -> Tensor:
+        is_plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.dim() > 0
+        return tensor[rows.to(tensor.device)] if is_plain and len(tensor) == size else tensor
+
+    if isinstance(example, Tensor):
+        return take(example)
+    if isinstance(example, Mapping):
+        return {name: tree_map_only(Tensor, take, value) for name, value in example.items()}
+    return tuple(tree_map_only(Tensor, take, value) for value in example)
 
 
 # -- a model as before -----------------------------------------------------------------------------
@@ -195,8 +218,9 @@ def find_places(
 ) -> list[Place]:
     """Every sub-module that runs on `example`, with whether a slot fits its output.
 
-    They are in the order of execution. `kinds` says by name or pattern what features are, where
-    their shape does not; a pattern that no module has is refused.
+    They are in the order of execution. Other rows show which axis is the batch. `kinds` says by
+    name or pattern what features are, where their shape does not; a pattern that no module has is
+    refused.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     for pattern in kinds or {}:
@@ -210,11 +234,17 @@ def find_places(
             f"keywords."
         ) from problem
     tokens_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
+    unseen = find_unseen(model, calls)
+    axes = _find_batch_axes(model, example, calls)
     places = []
     for name, module_calls in calls.items():
         outputs = [call.output for call in module_calls]
-        fit = _judge_outputs(outputs, tokens_first, _stated_kind(name, kinds or {}))
+        axis = axes.get(name, 0)
         output = outputs[0]
+        # tokens may come before the batch, or channels behind the positions
+        on_last_axis = tokens_first and getattr(output, "ndim", 0) == 3
+        on_last_axis = on_last_axis or _has_channels_last(modules[name], output)
+        fit = _judge_outputs(outputs, axis, on_last_axis, _stated_kind(name, kinds or {}))
         copy_problem = None
         if fit.problem is None:
             source = source_name(model, name)
@@ -224,13 +254,62 @@ def find_places(
             name=name,
             module=type(modules[name]).__name__,
             kind=fit.kind,
-            shape=tuple(output.shape[1:]) if is_dense else (),
+            shape=(*output.shape[:axis], *output.shape[axis + 1 :]) if is_dense else (),
             problem=fit.problem,
             like=output.new_empty(0) if is_dense else None,
             copy_problem=copy_problem,
+            unseen=next((unseen[part] for part in around(name) if part in unseen), None),
         )
         places.append(place)
     return places
+
+
+def _find_batch_axes(
+    model: nn.Module, example: Example, calls: Mapping[str, Sequence[Call]]
+) -> dict[str, int]:
+    """Which axis of a module's output is the batch, of those where it is not the first.
+
+    The model runs once more, on another number of rows; where it does not, nothing is said.
+    """
+    size = batch_size(example)
+    if not size:
+        return {}
+    count = 1 if size == 2 else 2
+    resized = resize(example, count)
+    try:
+        others = record_calls(model, resized, calls)
+    except Exception:  # whatever a user's model does with other rows than it knows
+        return {}
+    ratio = count / size
+    axes: dict[str, int] = {}
+    for name, module_calls in calls.items():
+        output = module_calls[0].output
+        other = others[name][0].output if name in others else None
+        if not isinstance(output, Tensor) or not isinstance(other, Tensor):
+            continue
+        if output.is_nested or output.dim() != other.dim():
+            continue
+        sizes = enumerate(zip(output.shape, other.shape, strict=True))
+        changed = [(axis, pair[1] / pair[0]) for axis, pair in sizes if pair[0] != pair[1]]
+        if len(changed) == 1 and changed[0][0] > 0 and changed[0][1] == ratio:
+            axes[name] = changed[0][0]
+    return axes
+
+
+def _has_channels_last(module: nn.Module, image: Any) -> bool:
+    """Whether the layers of a module show that the channels of its image are the last axis."""
+    if not isinstance(image, Tensor) or image.dim() != 4 or image.shape[1] == image.shape[-1]:
+        return False
+    widths: list[int] = []
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm):
+            widths.append(part.normalized_shape[-1])
+        elif isinstance(part, nn.Linear):
+            widths.append(part.out_features)
+        elif isinstance(part, nn.Conv2d):
+            widths.append(part.out_channels)
+    telling = [width for width in widths if width in (image.shape[1], image.shape[-1])]
+    return bool(telling) and telling[-1] == image.shape[-1]
 
 
 def _stated_kind(name: str, kinds: Mapping[str, str]) -> str | None:
@@ -311,8 +390,11 @@ class _Fit(NamedTuple):
     problem: str | None
 
 
-def _judge_outputs(outputs: list[Any], tokens_first: bool, stated: str | None) -> _Fit:
-    """The kind of features that a module gives out, or why no slot fits them."""
+def _judge_outputs(outputs: list[Any], axis: int, on_last_axis: bool, stated: str | None) -> _Fit:
+    """The kind of features that a module gives out, or why no slot fits them.
+
+    `axis` is that of the batch. `on_last_axis` says that only seeds of the last axis are safe.
+    """
     problem = _refuse_outputs(outputs)
     if problem is not None:
         return _Fit(None, problem)
@@ -322,11 +404,16 @@ def _judge_outputs(outputs: list[Any], tokens_first: bool, stated: str | None) -
     natural = KINDS.get(rank)
     if natural is None:
         return _Fit(None, f"its output has {rank} dimensions, and slots take 2, 3 or 4")
+    if axis and (axis == rank - 1 or stated not in (None, "vector")):
+        said = "" if stated is None else f", and it is said to be {stated}"
+        problem = f"axis {axis} of its {rank}, counted from 0, is the batch{said}"
+        return _Fit(None, problem)
+    if axis:
+        return _Fit("vector", None)  # only seeds that work on the last axis alone are safe
     if stated not in (None, natural, "vector"):
         problem = f"it is said to be {stated}, but its output is {natural}: {rank} dimensions"
         return _Fit(None, problem)
-    if stated is None and natural == "sequence" and tokens_first:
-        # tokens may come before the batch here, so only seeds that work token by token are safe
+    if stated is None and on_last_axis:
         return _Fit("vector", None)
     return _Fit(stated or natural, None)
 

@@ -99,8 +99,11 @@ class SqueezeExcite(nn.Module):
 class CausalAttention(nn.Module):
     """Multi-head attention over earlier tokens only, so that it is safe inside a language model.
 
-    Batch first.
+    Batch first. A call in which it would not see what the network around it sees is refused.
     """
+
+    unseen: str | None = None
+    """what it does not see of the present call, in words; None if it sees all"""
 
     def __init__(self, channels: int, heads: int):
         super().__init__()
@@ -111,6 +114,8 @@ class CausalAttention(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """What each token takes from itself and those before it, [B, T, C]."""
+        if self.unseen is not None:
+            raise RuntimeError(self.unseen)
         batch, tokens, channels = features.shape
         joined = self.qkv(self.norm(features))
         split = joined.view(batch, tokens, 3, self.heads, channels // self.heads)
@@ -194,6 +199,11 @@ def perceptron(channels: int, hidden: int) -> nn.Module:
     widen = nn.Linear(channels, hidden)
     narrow = nn.Linear(hidden, channels, bias=False)
     return nn.Sequential(nn.LayerNorm(channels), widen, nn.GELU(), narrow)
+
+
+def mlp_tiny(channels: int) -> nn.Module:
+    """A perceptron a quarter as wide as the features."""
+    return perceptron(channels, max(1, channels // 4))
 
 
 def mlp_small(channels: int) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.copies.eligibility import Inheritance
 from esper.kasmina.seeds import hook_before_recorders
+from esper.kasmina.unseen import stop_watching
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState
 from esper.leyline.reports import SeedMetrics, SeedStateReport
@@ -306,6 +307,7 @@ def slots_on(module: nn.Module) -> list[SeedSlot]:
 
 def remove_slots(host: nn.Module, *, runs: bool = True) -> None:
     """Take every slot's hooks off a host; with `runs=False` it still runs them."""
+    stop_watching(host)
     for module in host.modules():
         tables: list[dict[int, Any]] = [module._state_dict_hooks, module._load_state_dict_pre_hooks]
         if runs:

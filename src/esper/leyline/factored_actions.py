@@ -54,6 +54,7 @@ class BlueprintAction(IntEnum):
     MLP = 11
     COPY = 12
     COPY_ZERO = 13
+    MLP_TINY = 14
 
     def to_blueprint_id(self) -> str | None:
         """The blueprint's name in the registry; None for NOOP."""
@@ -100,13 +101,27 @@ ChoiceNames = tuple[str, str, str | None, str]
 
 COPY_BLUEPRINTS = frozenset({BlueprintAction.COPY, BlueprintAction.COPY_ZERO})
 """Copies of what stands in the slot, for features of any kind."""
-_FOR_TOKENS_ONLY = {BlueprintAction.LORA, BlueprintAction.MLP_SMALL, BlueprintAction.MLP}
+VECTOR_BLUEPRINTS = frozenset(
+    {
+        BlueprintAction.LORA,
+        BlueprintAction.MLP_TINY,
+        BlueprintAction.MLP_SMALL,
+        BlueprintAction.MLP,
+    }
+)
+"""The built-in blueprints for vectors, without copies."""
 CNN_BLUEPRINTS = (
-    frozenset(BlueprintAction) - COPY_BLUEPRINTS - _FOR_TOKENS_ONLY - {BlueprintAction.NOOP}
+    frozenset(BlueprintAction) - COPY_BLUEPRINTS - VECTOR_BLUEPRINTS - {BlueprintAction.NOOP}
 )
 """The built-in blueprints for images, without copies."""
 TRANSFORMER_BLUEPRINTS = frozenset(
-    {*_FOR_TOKENS_ONLY, BlueprintAction.ATTENTION, BlueprintAction.NORM}
+    {
+        BlueprintAction.LORA,
+        BlueprintAction.MLP_SMALL,
+        BlueprintAction.MLP,
+        BlueprintAction.ATTENTION,
+        BlueprintAction.NORM,
+    }
 )
 """The built-in blueprints for sequences, without copies."""
 

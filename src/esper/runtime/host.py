@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.effects import choose_effective
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.probing import choose_places, find_names, find_places
+from esper.kasmina.probing import find_names, find_places
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.readings import record_gradients
 from esper.kasmina.slot import SlotContents, count_parameters
@@ -459,4 +460,5 @@ def name_slots(
             if declared is not None:
                 known += declared.slot_ids
             raise UnknownNameError("slot or module", pattern, known)
-    return SlotConfig.for_modules(site.name for site in choose_places(host, sites, patterns))
+    chosen = choose_effective(host, example, sites, patterns)
+    return SlotConfig.for_modules(site.name for site in chosen)

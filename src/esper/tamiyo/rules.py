@@ -173,6 +173,7 @@ class Schedule:
         _require_within(self.epochs, self.facts.horizon)
         if self.blueprint_id is not None:
             self.facts.space.blueprint_index(self.blueprint_id)
+            self._require_room(self.blueprint_id)
         if self.places is None:
             return
         if len(self.places) != len(self.epochs):
@@ -187,6 +188,18 @@ class Schedule:
     def is_plan(self) -> bool:
         """Whether it may want several ops in one decision."""
         return self.places is not None
+
+    def _require_room(self, blueprint_id: str) -> None:
+        """Refuse a blueprint that the budget has no room for in any slot: nothing would grow."""
+        facts = self.facts
+        costs = facts.costs.items()
+        least = min((cost for (_, name, _), cost in costs if name == blueprint_id), default=0)
+        if facts.budget is not None and least > facts.most_room:
+            raise SettingError(
+                f"a schedule plants {blueprint_id}, which needs {least:,} parameters, and the "
+                f"budget leaves {facts.most_room:,}. Raise the budget to at least "
+                f"{facts.host_params + least:,}, or name a smaller blueprint."
+            )
 
     def _place_of(self, text: str) -> Place:
         slot_id, blueprint_id = text.split(".")

@@ -88,7 +88,7 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
     is_cache = hasattr(value, "get_seq_length") or _CACHES.search(name)
     if not is_cache:
         return value
-    tokens = features.shape[1]
+    tokens = features.shape[-2]
     try:
         cached = value.get_seq_length()
     except (AttributeError, ValueError):
