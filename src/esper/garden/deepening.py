@@ -11,8 +11,8 @@ from esper.kasmina.copies.copying import Site, zeroed_copy
 from esper.kasmina.copies.eligibility import runs_in_order, study_copies
 from esper.kasmina.copies.membership import Member, follow_flags, restack
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.plain import grafts_of
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
-from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
 
@@ -168,6 +168,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         if name not in filled:
             raise UnknownNameError("list of layers", name, filled)
         return name
+    for graft in grafts_of(model):
+        lists = {path: members for path, members in lists.items() if not _is_at(path, graft)}
     lengths = {path: len(members) for path, members in lists.items() if _is_stack(members)}
     outer = [path for path in lengths if not _is_inside(path, lengths)]
     candidates = [path for path in outer if lengths[path] > 1] or outer
@@ -181,10 +183,15 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
 
 
 def _is_stack(members: nn.ModuleList | nn.Sequential) -> bool:
-    """Whether a list holds layers of one class, with parameters, and is no list of fossils."""
-    if isinstance(members, Fossils) or not any(True for _ in members.parameters()):
+    """Whether a list holds layers of one class, with parameters."""
+    if not any(True for _ in members.parameters()):
         return False
     return len({type(member) for member in members}) == 1
+
+
+def _is_at(path: str, other: str) -> bool:
+    """Whether a module is another one, or in it."""
+    return f"{path}.".startswith(f"{other}.")
 
 
 def _is_inside(path: str, others: Iterable[str]) -> bool:

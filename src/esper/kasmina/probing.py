@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from esper.kasmina.copies.membership import source_name
 from esper.leyline.errors import HostError, UnknownNameError
@@ -215,6 +216,8 @@ def find_places(
         outputs = [call.output for call in module_calls]
         fit = _judge_outputs(outputs, tokens_first, _stated_kind(name, kinds or {}))
         output = outputs[0]
+        if isinstance(modules[name], GraphModule):
+            fit = _Fit(None, "it is a torch.fx.GraphModule, whose copies lose their hooks")
         copy_problem = None
         if fit.problem is None:
             source = source_name(model, name)

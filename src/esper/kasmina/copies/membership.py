@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from esper.kasmina.copies.copying import switch_caches_off
+
 # fields that say how long a list is
 _COUNT = re.compile(
     r"((num|n|number_of)_)?((text|hidden|encoder|decoder|transformer)_)*(layers?|blocks?|depth)"
@@ -139,8 +141,11 @@ def place_fossils(
         name = next(name for name, module in host.named_modules() if module is site)
         carriers += insert_copies(host, name, bodies)
     for carrier, group in zip(carriers, groups, strict=True):
+        has_caches = any(getattr(fossil, "caches", None) for fossil in group)
         if group:
             graft(carrier, group)
+        if has_caches:
+            switch_caches_off(host, carrier)
 
 
 def follow_flags(original: nn.Module, copied: nn.Module) -> None:
