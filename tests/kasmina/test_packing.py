@@ -195,12 +195,12 @@ def test_weights_that_are_views_of_one_memory_stay_so_in_a_harvest():
 def test_extra_state_that_is_no_plain_data_is_refused_by_name(tmp_path):
     garden = grown(ExtraState)
     garden.model.host.factor = object()
-    with pytest.raises(SaveError, match="ExtraState cannot be saved: its extra state holds a obj"):
+    with pytest.raises(SaveError, match="ExtraState cannot be saved: host._extra_state holds a obj"):
         garden.save(tmp_path / "saved")
     garden.model.host.factor = 1.0
     garden.model.host.shift = (torch.nn.Linear(1, 1),)
     garden.model.host.change = lambda features: features
-    with pytest.raises(HostError, match="cannot be exported: its extra state holds a Linear"):
+    with pytest.raises(HostError, match="cannot be exported: _extra_state holds a Linear"):
         garden.export(tmp_path / "exported")
 
 

@@ -8,6 +8,7 @@ what is no tensor as a note of plain data. Nothing is pickled.
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def pack_state(network: nn.Module) -> PackedState:
             views.add(view)
         elif is_extra(name):
             held: dict[str, Tensor] = {}
-            notes[name] = _note_of(value, _holder_of(held, name), _refuse)
+            notes[name] = _note_of(value, _holder_of(held, name), partial(_refuse, name))
             tensors |= held
         else:
             notes[name] = _note_of(value, _describe_tensor, _describe_type)
@@ -245,8 +246,8 @@ def _describe_type(value: Any) -> str:
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
 
 
-def _refuse(value: Any) -> Any:
+def _refuse(name: str, value: Any) -> Any:
     raise ValueError(
-        f"its extra state holds a {type(value).__name__}; get_extra_state may return tensors, "
+        f"{name} holds a {type(value).__name__}; get_extra_state may return tensors, "
         f"numbers, text, lists, tuples and dicts"
     )
