@@ -75,8 +75,7 @@ def test_the_readme_loop_leads_a_seed_through_a_whole_episode(readme_run):
 def test_what_the_readme_loop_harvests_is_a_plain_module(readme_run):
     garden, plain = readme_run
     assert type(plain) is CNN
-    grown = {type(m).__name__ for m in plain.modules() if type(m).__module__.startswith("esper")}
-    assert grown <= {"Fossils", "Seed", "Join", "SqueezeExcite"}
+    assert not [m for m in plain.modules() if type(m).__module__.startswith("esper")]
     assert count_parameters(plain) > count_parameters(CNN())
     assert garden.model is not plain
 

@@ -189,7 +189,7 @@ def test_epochs_are_whole_and_scores_are_told_by_a_bool(tmp_path):
 
 class Extra(MLP):
     def get_extra_state(self):
-        return {"calls": 3}
+        return {"calls": object()}
 
     def set_extra_state(self, state):
         pass
@@ -204,7 +204,7 @@ class Expanded(MLP):
 @pytest.mark.parametrize(("model", "name"), [(Extra, "_extra_state"), (Expanded, "mask")])
 def test_what_cannot_be_saved_is_refused_by_name(model, name, tmp_path):
     garden = garden_of(model(), "middle", "mlp")
-    with pytest.raises(SaveError, match=f"^{name} of"):
+    with pytest.raises(SaveError, match=f"{name} (of|holds a object)"):
         garden.save(tmp_path / "save")
     assert not (tmp_path / "save").exists() or not list((tmp_path / "save").iterdir())
 

@@ -3,7 +3,9 @@
 rebuilt where esper cannot be imported, and never broken code.
 """
 
+import ast
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import esper
+from esper.kasmina import packing, plain, seeds, unseen
 from esper.kasmina.blueprints import REGISTRY, blueprint
+from esper.kasmina.copies import configuration, copying, counting, membership
 from esper.leyline.errors import BlueprintError, HostError, SaveError
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.settings import GrowthSettings
@@ -331,10 +335,12 @@ def put_tensors(path):
 def test_an_export_is_written_over_nothing_but_an_export(tmp_path, name, put):
     put(tmp_path / name)
     before = (tmp_path / name).stat()
+    before = (before.st_ino, before.st_mtime_ns, before.st_size)
     with pytest.raises(SaveError, match=f"{name} is .* and stays as it is.*another path"):
         own_garden(["norm"]).export(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).stat() == before
+    after = (tmp_path / name).stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == before
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -369,3 +375,16 @@ def test_a_modules_name_cannot_break_the_generated_code(tmp_path, name):
         output(graft_here(tmp_path, Named()), inputs), output(garden.harvest(), inputs)
     )
     assert not torch.equal(output(garden.harvest(), inputs), output(Named(), inputs))
+
+
+def test_no_two_parts_of_an_exported_file_share_a_name():
+    parts = [packing, plain, seeds, copying, configuration, counting, membership, unseen]
+    names: list[str] = []
+    for part in parts:
+        for node in ast.parse(inspect.getsource(part)).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.append(node.name)
+            elif isinstance(node, ast.Assign):
+                names += [target.id for target in node.targets]
+    repeated = {name for name in names if names.count(name) > 1}
+    assert repeated == set()

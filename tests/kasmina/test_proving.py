@@ -155,7 +155,10 @@ def require_equal(network, garden):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("host", [SkipToTheMiddle, Pairs, UShaped, TapWhileTraining, DepthByBatch])
+DEPEND_ON_DEPTH = [SkipToTheMiddle, Pairs, UShaped, TapWhileTraining, DepthByBatch]
+
+
+@pytest.mark.parametrize("host", DEPEND_ON_DEPTH)
 def test_a_copy_that_would_change_the_network_as_a_member_runs_where_it_grew(host, tmp_path):
     garden = grown(host)
     network = garden.harvest()
@@ -170,7 +173,7 @@ def test_outputs_of_every_layer_stay_as_many_where_nothing_but_their_number_name
     assert (len(network.layers), len(network(VECTORS)["hidden_states"])) == (5, 5)
 
 
-@pytest.mark.parametrize("host", [Stack, SkipToTheMiddle])
+@pytest.mark.parametrize("host", [Stack, *DEPEND_ON_DEPTH])
 def test_an_export_computes_what_the_garden_does(host, tmp_path):
     garden = grown(host)
     folder = garden.export(tmp_path / "exported")

@@ -3,6 +3,8 @@
 import copy
 import importlib.util
 import io
+import pickle
+import pickletools
 
 import pytest
 import torch
@@ -140,6 +142,21 @@ def test_a_harvest_without_attention_has_no_hook_that_watches():
     )
     assert garden.model.host._forward_pre_hooks
     assert not any(module._forward_pre_hooks for module in garden.harvest().modules())
+
+
+def test_the_hooks_of_a_harvest_bring_their_source_and_need_no_esper(networks):
+    hooks = []
+    for module in networks["harvested"].modules():
+        hooks += module._forward_pre_hooks.values()
+    assert len(hooks) > 2
+    for hook in hooks:
+        for _ in range(2):  # saved, loaded, and saved again
+            data = pickle.dumps(hook)
+            taken = [text for code, text, _ in pickletools.genops(data) if code.name == "GLOBAL"]
+            strings = [text for _, text, _ in pickletools.genops(data) if isinstance(text, str)]
+            assert not any(text.startswith("esper.") for text in (*taken, *strings))
+            hook = pickle.loads(data)
+            assert type(hook).__module__ == "esper_unseen"
 
 
 def test_attention_inside_a_part_that_takes_tokens_listens_to_that_part():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from esper.kasmina import saving
+from esper.kasmina import exporting, saving
 from esper.runtime import storing
 from esper.runtime.population import Population
 from esper.storage import runfolder
@@ -120,8 +120,8 @@ def install(ticks: Ticks):
         (os, "truncate"),
         (os, "mkdir"),
         (os, "unlink"),
-        (saving, "save_model"),
         (saving, "save_file"),
+        (exporting, "save_file"),
         (storing, "save_file"),
         (running, "save_file"),
         (running, "export_network"),

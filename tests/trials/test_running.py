@@ -381,7 +381,7 @@ def test_networks_that_cannot_be_written_are_one_clear_error(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(exporting, "save_model", fail)
+        full.setattr(exporting, "save_file", fail)
         with pytest.raises(SaveError, match=r"cannot save .*weights.*No space left.*--resume"):
             grow(configured(tmp_path / "cut"))
     grow(configured(tmp_path / "cut"), resume=True)

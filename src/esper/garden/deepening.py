@@ -26,9 +26,9 @@ from esper.kasmina.copies.membership import (
 from esper.kasmina.copies.order import handing_on, run_on
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.outputs import pair_outputs
+from esper.kasmina.plain import grafts_of
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.proving import Batch, find_difference, find_unequal, record_trials
-from esper.kasmina.seeds import Fossils
 from esper.kasmina.slot import has_slots
 from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
 
@@ -379,6 +379,8 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
         if name not in filled:
             raise UnknownNameError("list of layers", name, filled)
         return name
+    for graft in grafts_of(model):
+        lists = {path: members for path, members in lists.items() if not _is_at(path, graft)}
     lengths = {path: len(members) for path, members in lists.items() if _is_stack(members)}
     outer = [path for path in lengths if not _is_inside(path, lengths)]
     candidates = [path for path in outer if lengths[path] > 1] or outer
@@ -392,10 +394,15 @@ def _find_layers(model: nn.Module, name: str | None) -> str:
 
 
 def _is_stack(members: nn.ModuleList | nn.Sequential) -> bool:
-    """Whether a list holds layers of one class, with parameters, and is no list of fossils."""
-    if isinstance(members, Fossils) or not any(True for _ in members.parameters()):
+    """Whether a list holds layers of one class, with parameters."""
+    if not any(True for _ in members.parameters()):
         return False
     return len({type(member) for member in members}) == 1
+
+
+def _is_at(path: str, other: str) -> bool:
+    """Whether a module is another one, or in it."""
+    return f"{path}.".startswith(f"{other}.")
 
 
 def _is_inside(path: str, others: Iterable[str]) -> bool:

@@ -4,17 +4,17 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from pprint import pformat
 from types import ModuleType
 from typing import Any, TypedDict
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from torch import nn
 
-from esper.kasmina import seeds, unseen
+from esper.kasmina import packing, plain, seeds, unseen
 from esper.kasmina.blueprints import ATTENTION, REGISTRY, SHAM
 from esper.kasmina.copies import configuration, copying, counting, membership
 from esper.kasmina.harvesting import Harvest, can_become_member, prove_harvest
@@ -69,29 +69,35 @@ def export_network(model: MorphogeneticModel, folder: Path) -> Path:
     """
     for name, kind in _KINDS.items():
         require_replaceable(folder / name, kind)
-    if any(isinstance(module, seeds.Fossils) for module in model.host.modules()):
+    if any(plain.grafts_of(model.host)):
         raise HostError(
             "this host was harvested and grew again: earlier fossils have no source to export. "
             "Keep it with garden.harvest() and torch.save, or grow a fresh instance."
         )
     grown = prove_harvest(model)
-    _prove(render_source(model, grown.members, ""), model, grown)
-    network = seeds.whole(grown.network)
-    weights = {WEIGHTS: lambda path: save_model(network, str(path), dict(_METADATA))}
+    try:
+        state = packing.pack_state(grown.network)
+    except ValueError as problem:
+        raise HostError(f"{type(model.host).__name__} cannot be exported: {problem}.") from problem
+    _prove(render_source(model, grown.members, state.notes, ""), model, grown, state)
+    weights = {WEIGHTS: lambda path: save_file(state.tensors, path, dict(_METADATA))}
     with naming_failures(folder):
         make_folder(folder)
     with claimed(folder / SOURCE):
         sweep(folder, {SOURCE, WEIGHTS}.__contains__)
-        source = render_source(model, grown.members, write_files(folder, weights)[WEIGHTS])
+        digest = write_files(folder, weights)[WEIGHTS]
+        source = render_source(model, grown.members, state.notes, digest)
         write_files(folder, {SOURCE: source.encode()})
     return folder
 
 
-def render_source(model: MorphogeneticModel, members: Collection[str], digest: str) -> str:
+def render_source(
+    model: MorphogeneticModel, members: Collection[str], notes: Mapping[str, Any], digest: str
+) -> str:
     """The text of `grown.py`, whose `graft` checks that the weights have the sha256 `digest`.
 
     It has the source of all fossils; names go through `repr`. Copies of the slots `members` stand
-    in the lists of their originals.
+    in the lists of their originals. `notes` are those of the packed state.
     """
     table = _table_of(model, members)
     entries = [entry for row in table for entry in row["fossils"]]
@@ -99,7 +105,7 @@ def render_source(model: MorphogeneticModel, members: Collection[str], digest: s
     has_attention = any(
         entry["kind"] == "sequence" and entry["blueprint"] == ATTENTION for entry in entries
     )
-    parts = [seeds]
+    parts = [packing, plain, seeds]
     parts += [copying, configuration, counting, membership] if has_copies else []
     parts += [unseen] if has_attention else []
     return _TEMPLATE.format(
@@ -108,6 +114,7 @@ def render_source(model: MorphogeneticModel, members: Collection[str], digest: s
         table=pformat(table, width=100, sort_dicts=False),
         place=_PLACE if has_copies else _GRAFT,
         watch=_WATCH if has_attention else "",
+        notes=pformat(notes, width=100, sort_dicts=False),
         weights=WEIGHTS,
         digest=digest,
     )
@@ -203,7 +210,9 @@ def _render_builder(kind: str, name: str) -> str:
     )
 
 
-def _prove(source: str, model: MorphogeneticModel, grown: Harvest) -> None:
+def _prove(
+    source: str, model: MorphogeneticModel, grown: Harvest, state: packing.PackedState
+) -> None:
     """Run the generated code here and compare what it builds with the harvest."""
     unequal: list[str] = []
     try:
@@ -213,7 +222,7 @@ def _prove(source: str, model: MorphogeneticModel, grown: Harvest) -> None:
         built = scope["build"](rebuilt)
         unequal += _find_unequal(model, scope["FOSSILS"], built)
         scope["place"](rebuilt, built)
-        rebuilt.load_state_dict(grown.network.state_dict())
+        scope["load_state"](rebuilt, state.tensors, state.notes)
     except Exception as problem:
         raise BlueprintError(
             f"the exported source does not run by itself: {type(problem).__name__}: {problem}. "
@@ -262,7 +271,7 @@ def _find_unequal(
         if any(entry["inherits"] for entry in row["fossils"]):
             continue
         slot = slots[row["module"]]
-        if not _are_equal(seeds.Fossils(*fossils), slot):
+        if not _are_equal(nn.Sequential(*fossils), slot):
             unequal.append(slot.slot_id)
     return unequal
 
@@ -276,13 +285,13 @@ def _are_equal(rebuilt: Any, slot: SeedSlot) -> bool:
     features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
     features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
     with torch.no_grad():
-        return torch.equal(rebuilt.grow(features), nn.Sequential(*fossils)(features))
+        return torch.equal(rebuilt(features), nn.Sequential(*fossils)(features))
 
 
 # How `place` of the template puts the fossils of one module: without copies, and with them.
-_GRAFT = "run_after(site, fossils)"
+_GRAFT = "graft_fossils(site, fossils)"
 _PLACE = """are_members = [entry["becomes_member"] for entry in row["fossils"]]
-        place_fossils(model, site, list(zip(fossils, are_members)), run_after)"""
+        place_fossils(model, site, list(zip(fossils, are_members)), graft_fossils)"""
 _WATCH = """
     watch_calls(model)"""
 _TEMPLATE = '''"""A grown network without the library that grew it.
@@ -293,7 +302,7 @@ graft(model) on a fresh host gives the network back.
 from hashlib import sha256
 from pathlib import Path
 
-from safetensors.torch import load_model
+from safetensors.torch import load_file
 
 {parts}
 
@@ -307,6 +316,9 @@ BUILDERS = {{}}
 # dtype: the type of its own weights, where it is not that of the host's first parameter.
 # becomes_member: whether the fossil stands in the list that its original is in.
 FOSSILS = {table}
+
+# What the weights' file cannot hold.
+NOTES = {notes}
 
 
 def build(model):
@@ -344,11 +356,6 @@ def build_fossils(model, like, source, entries):
     return fossils
 
 
-def run_after(module, fossils):
-    """Let a module run fossils after itself."""
-    graft_fossils(module, Fossils(*fossils))
-
-
 def place(model, built):
     """Put the fossils where they belong."""
     sites = [model.get_submodule(row["module"]) for row in FOSSILS]
@@ -367,7 +374,7 @@ def graft(model, weights=None):
             f"{{path}} was not exported with this file. Export again, or name weights of your own."
         )
     place(model, build(model))
-    load_model(whole(model), str(path))
+    load_state(model, load_file(path), NOTES)
     return model
 '''
 

@@ -1,4 +1,4 @@
-"""The grown network as a plain module, without slots.
+"""The grown network as a plain module, without slots and without a class of Esper's.
 
 It is proven on a few rows to compute what the growing one does without its unfinished seeds.
 """
@@ -7,14 +7,13 @@ import copy
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
+import torch
 from torch import nn
 
-from esper.kasmina import seeds
+from esper.kasmina import plain
 from esper.kasmina.copies import membership
 from esper.kasmina.copies.copying import Copy, detached_memo
-from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.proving import Trial, find_difference, record_trials
 from esper.kasmina.slot import SeedSlot, has_gate, remove_slots
@@ -44,12 +43,11 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
 def prove_harvest(model: MorphogeneticModel) -> Harvest:
     """The harvest in which as many slots as can have their copies in the lists of the originals.
 
-    In all others fossils run from a hook on the module before them, as they grew. A copy becomes a
+    In all others fossils run after the module before them, as they grew. A copy becomes a
     member only if a batch shows that the network still computes the same.
     """
     wanted = [slot.slot_id for slot in model.ordered_slots if _has_members(slot)]
-    is_known = isinstance(model.host, SegmentedHost) and not wanted
-    trials = [] if is_known else record_trials(model, model.ordered_slots, model.sample)
+    trials = record_trials(model, model.ordered_slots, model.sample)
     if wanted and not trials:
         warnings.warn(
             "no batch shows whether copies may stand in the lists of their originals, so they run "
@@ -64,6 +62,7 @@ def prove_harvest(model: MorphogeneticModel) -> Harvest:
     _warn_of_lost_fossils(proven.network, problems)
     if proven.members and membership.saves_adapters_alone(proven.network):
         warnings.warn(membership.ADAPTERS_ALONE, stacklevel=4)
+    _warn_of_caches(model.host, proven.network)
     return proven
 
 
@@ -93,8 +92,10 @@ def _prove_members(
 
 def _prove(model: MorphogeneticModel, members: frozenset[str], trials: Sequence[Trial]) -> Harvest:
     """Build the grown network, with the copies of these slots as members, and run it."""
-    network = _build(model, members)
+    network, unequal = _build(model, members)
     problem = find_difference(network, trials)
+    if unequal:
+        problem = f"the fossils of slot {unequal[0]} differ"
     if problem is not None:
         raise HostError(
             f"the harvested network would not compute what the growing one does: {problem}. If you "
@@ -103,16 +104,38 @@ def _prove(model: MorphogeneticModel, members: frozenset[str], trials: Sequence[
     return Harvest(network, members, trials)
 
 
-def _build(model: MorphogeneticModel, members: Collection[str]) -> nn.Module:
-    """The grown network, with the copies of these slots in the lists of their originals."""
+def _build(model: MorphogeneticModel, members: Collection[str]) -> tuple[nn.Module, list[str]]:
+    """The grown network, with the copies of these slots in the lists of their originals.
+
+    And the slots whose plain fossils do not compute what the grown ones do.
+    """
     grown = copy.deepcopy(model, detached_memo(model))
     remove_slots(grown.host, runs=False)
     # sites are looked up before any list grows: its members' names change then
     sites = {slot_id: grown.site(slot_id) for slot_id in grown.slot_config.slot_ids}
+    unequal: list[str] = []
     for slot_id, site in sites.items():
-        _build_in_fossils(grown.host, grown.slot(slot_id), site, slot_id in members)
+        slot = grown.slot(slot_id)
+        _build_in_fossils(grown.host, slot, site, slot_id in members)
+        if not _are_plain_alike(slot, site):
+            unequal.append(slot_id)
     watch_calls(grown.host)
-    return grown.host
+    return grown.host, unequal
+
+
+def _are_plain_alike(slot: SeedSlot, site: nn.Module) -> bool:
+    """Whether what was grafted on a slot's module computes what grew in the slot.
+
+    Copies need arguments that are not known here. They are compared where a batch is known.
+    """
+    if not slot.fossils or any(isinstance(fossil, Copy) for fossil in slot.fossils):
+        return True
+    twins = list(plain.holder_of(site).children())[-len(slot.fossils) :]
+    features = torch.linspace(-1, 1, 2 * torch.Size(slot.feature_shape).numel())
+    features = features.reshape(2, *slot.feature_shape).to(slot.alpha)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        pairs = zip(slot.fossils, twins, strict=True)
+        return all(torch.equal(fossil(features), twin(features)) for fossil, twin in pairs)
 
 
 def can_become_member(slot: SeedSlot, fossil: nn.Module) -> bool:
@@ -136,11 +159,15 @@ def _build_in_fossils(host: nn.Module, slot: SeedSlot, site: nn.Module, as_membe
     hooks = site._forward_hooks
     slot_hook = next(key for key, hook in hooks.items() if _is_of_slot(hook))
     fossils = [(fossil, as_members and can_become_member(slot, fossil)) for fossil in slot.fossils]
+
+    def graft(carrier: nn.Module, group: Sequence[nn.Module]) -> None:
+        plain.graft_fossils(carrier, group, slot_hook if carrier is site else None)
+
     try:
-        membership.place_fossils(host, site, fossils, partial(_graft, site, slot_hook))
+        membership.place_fossils(host, site, fossils, graft)
     except ValueError as problem:
         raise HostError(f"slot {slot.slot_id} cannot be harvested: {problem}.") from problem
-    if _is_of_slot(hooks[slot_hook]):
+    if slot_hook in hooks and _is_of_slot(hooks[slot_hook]):
         del hooks[slot_hook]
         del site._forward_hooks_with_kwargs[slot_hook]
 
@@ -149,29 +176,13 @@ def _is_of_slot(hook: object) -> bool:
     return isinstance(getattr(hook, "__self__", None), SeedSlot)
 
 
-def _graft(
-    site: nn.Module, slot_hook: int, carrier: nn.Module, fossils: Sequence[nn.Module]
-) -> None:
-    """Let `carrier` run fossils after itself: the site, or a copy that became a member."""
-    earlier = getattr(carrier, seeds.CHILD, None)
-    if isinstance(earlier, seeds.Fossils):  # a harvested network that grew again
-        earlier.extend(fossils)
-    elif earlier is not None or carrier is not site:
-        seeds.graft_fossils(carrier, seeds.Fossils(*fossils))
-    else:
-        site.add_module(seeds.CHILD, seeds.Fossils(*fossils))
-        # where the slot's hook was among the hooks
-        site._forward_hooks[slot_hook] = seeds.run_grown
-
-
 def _warn_of_lost_fossils(host: nn.Module, problems: Sequence[str]) -> None:
     """Warn if the host has `save_pretrained` and fossils that it would drop.
 
     `problems` say why copies did not become members.
     """
-    modules = list(host.named_modules())
-    grafted = [name for name, module in modules if isinstance(module, seeds.Fossils)]
-    has_own_saving = any(hasattr(module, "save_pretrained") for _, module in modules)
+    grafted = list(plain.grafts_of(host))
+    has_own_saving = any(hasattr(module, "save_pretrained") for module in host.modules())
     if grafted and has_own_saving:
         reason = f" Copies could not become layers: {problems[-1]}" if problems else ""
         warnings.warn(
@@ -180,3 +191,21 @@ def _warn_of_lost_fossils(host: nn.Module, problems: Sequence[str]) -> None:
             f"{reason}",
             stacklevel=5,
         )
+
+
+def _warn_of_caches(host: nn.Module, network: nn.Module) -> None:
+    """Warn if configurations of the host say that it caches, and those of the network do not."""
+    lost = sorted(_caching(host) - _caching(network))
+    if lost:
+        warnings.warn(
+            f"copies that are no layers have no cache, so the configuration of {', '.join(lost)} "
+            f"says use_cache=False in the harvested network.",
+            stacklevel=5,
+        )
+
+
+def _caching(network: nn.Module) -> set[str]:
+    """Classes of modules whose configuration says that they cache."""
+    modules = network.modules()
+    configs = [(type(module).__name__, getattr(module, "config", None)) for module in modules]
+    return {name for name, config in configs if getattr(config, "use_cache", None)}

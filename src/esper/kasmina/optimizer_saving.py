@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
+from esper.kasmina.packing import unpack
 from esper.leyline.errors import OptimizerError, SaveError
 from esper.storage.store import Plain, fitting, is_plain
 
@@ -200,7 +201,7 @@ def read_snapshot(
         _check_facts(optimizer, _FACTS)
         for group in optimizer["groups"]:
             _check_facts(group, _GROUP_FACTS)
-    return OptimizerSnapshot(facts, load(contents["optimizer"]), path)
+    return OptimizerSnapshot(facts, unpack(load(contents["optimizer"])), path)
 
 
 def _check_facts(facts: Plain, adapters: Mapping[str, TypeAdapter[Any]]) -> None:

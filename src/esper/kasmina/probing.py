@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from esper.kasmina.copies.membership import source_name
@@ -245,6 +246,8 @@ def find_places(
         on_last_axis = tokens_first and getattr(output, "ndim", 0) == 3
         on_last_axis = on_last_axis or _has_channels_last(modules[name], output)
         fit = _judge_outputs(outputs, axis, on_last_axis, _stated_kind(name, kinds or {}))
+        if isinstance(modules[name], GraphModule):
+            fit = _Fit(None, "it is a torch.fx.GraphModule, whose copies lose their hooks")
         copy_problem = None
         if fit.problem is None:
             source = source_name(model, name)

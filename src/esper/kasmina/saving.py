@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import load, save_file, save_model
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from esper.kasmina.buffers import read_buffers, write_buffers
@@ -26,7 +26,7 @@ from esper.kasmina.optimizer_saving import (
     match_optimizers,
     read_snapshot,
 )
-from esper.kasmina.seeds import whole
+from esper.kasmina.packing import is_extra, load_state, pack, pack_state, unpack
 from esper.kasmina.slot import (
     NOTE,
     SeedSlot,
@@ -103,9 +103,9 @@ def save_network(
     facts, contents = describe_network(model)
     if pending is not None:  # which an optimiser of another kind could not take
         facts["optimizer"] = pending.facts
-        contents["optimizer"] = partial(save_file, dict(pending.tensors))
+        contents["optimizer"] = partial(save_file, pack(pending.tensors))
     if average is not None:
-        contents["average"] = partial(save_file, dict(average))
+        contents["average"] = partial(save_file, pack(average))
     files = {
         role: NewFile(f"garden-{role}.safetensors", content) for role, content in contents.items()
     }
@@ -178,7 +178,7 @@ def _read(folder: Path) -> _Save:
             f"that garden.save wrote."
         )
     with fitting(store.manifest):
-        average = load(save.contents["average"]) if "average" in save.contents else None
+        average = unpack(load(save.contents["average"])) if "average" in save.contents else None
     return _Save(save.facts, save.contents, average)
 
 
@@ -189,7 +189,11 @@ def _store(folder: Path) -> Store:
 
 def describe_network(model: MorphogeneticModel) -> Description:
     """A network and its optimiser as plain facts, and by role what their tensor files hold."""
-    contents: dict[str, Content] = {"model": lambda path: save_model(whole(model), str(path))}
+    try:
+        state = pack_state(model)
+    except ValueError as problem:
+        raise SaveError(f"{type(model.host).__name__} cannot be saved: {problem}.") from problem
+    contents: dict[str, Content] = {"model": partial(save_file, state.tensors)}
     network = {
         **_describe_space(model),
         "max_seeds": model.max_seeds,
@@ -199,14 +203,15 @@ def describe_network(model: MorphogeneticModel) -> Description:
         "births": model.births,
         "shadow_passes": model.shadow_passes,
         "slots": {slot.slot_id: _describe_slot(slot) for slot in model.ordered_slots},
+        "notes": state.notes,
     }
     buffers = read_buffers(model)
     if buffers:
-        contents["buffers"] = partial(save_file, buffers)
+        contents["buffers"] = partial(save_file, pack(buffers))
     facts = {"host": _describe_tensors(model.host), "network": network, "optimizer": None}
     if model.link is not None:
         facts["optimizer"], tensors = describe_optimizers(model, model.link)
-        contents["optimizer"] = partial(save_file, tensors)
+        contents["optimizer"] = partial(save_file, pack(tensors))
     return Description(facts, contents)
 
 
@@ -223,23 +228,18 @@ def _describe_tensors(host: nn.Module) -> Plain:
 
     Its grown parts are not looked at.
     """
-    state = host.state_dict()
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            kind = str(type(value))
-        elif value.untyped_storage().nbytes() < value.nbytes:
-            kind = "expanded"
-        else:
+    described: Plain = {}
+    for name, value in host.state_dict().items():
+        if not isinstance(value, Tensor) or is_extra(name) or NOTE in name:
             continue
-        raise SaveError(
-            f"{name} of the host is {kind}. Only tensors with memory of their own are saved: make "
-            f"it one, or register it with persistent=False."
-        )
-    return {
-        name: [list(value.shape), str(value.dtype)]
-        for name, value in state.items()
-        if NOTE not in name
-    }
+        is_dense = value.layout is torch.strided
+        if is_dense and value.untyped_storage().nbytes() < value.nbytes:
+            raise SaveError(
+                f"{name} of the host is expanded. Only tensors with memory of their own are "
+                f"saved: make it one, or register it with persistent=False."
+            )
+        described[name] = [list(value.shape), str(value.dtype)]
+    return described
 
 
 def _describe_slot(slot: SeedSlot) -> Plain:
@@ -283,7 +283,10 @@ def rebuild_network(
     Errors name `path`; `check` may refuse the network while its slots are empty. The host is as
     before if anything is wrong.
     """
-    weights = {name: value.clone() for name, value in host.state_dict().items()}
+    weights = {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in host.state_dict().items()
+    }
     try:
         with fitting(path):
             _refuse_other_host(facts["host"], _describe_tensors(host))
@@ -329,21 +332,11 @@ def _fill(model: MorphogeneticModel, network: Plain, contents: Mapping[str, byte
     with torch.random.fork_rng(devices=[]):
         for slot_id, saved in network["slots"].items():
             _fill_slot(model, slot_id, saved)
-    _load_weights(model, load(contents["model"]))
+    load_state(model, load(contents["model"]), network["notes"])
     if "buffers" in contents:
-        write_buffers(model, load(contents["buffers"]))
+        write_buffers(model, unpack(load(contents["buffers"])))
     model.births = network["births"]
     model.shadow_passes = network["shadow_passes"]
-
-
-def _load_weights(model: nn.Module, weights: Tensors) -> None:
-    """Read all weights; of tensors that are tied one is enough, as in what safetensors writes."""
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    state = model.state_dict()
-    read = {state[name].untyped_storage().data_ptr() for name in weights if name in state}
-    lost = [name for name in missing if state[name].untyped_storage().data_ptr() not in read]
-    if lost or unexpected:
-        raise ValueError(f"missing weights: {lost or 'none'}; unknown: {unexpected or 'none'}")
 
 
 def _fill_slot(model: MorphogeneticModel, slot_id: str, saved: Plain) -> None:

@@ -3,14 +3,15 @@
 Needs torch alone: an exported network carries this file along as its source.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.plain import Recordable, record
 
-class Seed(nn.Module):
+
+class Seed(Recordable):
     """A body in a residual branch behind a per-channel scale; with scale 0 it is the identity.
 
     The scale comes after the body's last non-linearity, so a newborn seed has a gradient from its
@@ -37,16 +38,17 @@ class Seed(nn.Module):
 
     def _joined(self, features: Tensor, weight: Tensor | None) -> Tensor:
         """The features with a share `weight` of the branch; all of it without a weight."""
-        chooses_types = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-        inputs = features if chooses_types else features.to(self.scale.dtype)
-        return self.join(features, self.body(inputs), self.scale, weight)
+        branch = self.body(features.to(self.scale.dtype))
+        return self.join(features, branch, self.scale, weight)
 
 
-class Join(nn.Module):
+class Join(Recordable):
     """Where a branch meets the features that it began with.
 
     It is a module of its own, so that it can be compiled.
     """
+
+    is_inlined = True
 
     def forward(
         self, features: Tensor, branch: Tensor, scale: Tensor, weight: Tensor | None
@@ -58,7 +60,7 @@ class Join(nn.Module):
         return torch.lerp(features, grown, weight.to(features.dtype))
 
 
-class Gate(nn.Module):
+class Gate(Recordable):
     """How much of a seed one example (or one token) takes, learned from its features."""
 
     def __init__(self, channels: int, channels_first: bool):
@@ -78,7 +80,7 @@ class Gate(nn.Module):
         return torch.sigmoid(self.linear(features.to(dtype)))
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(Recordable):
     """Channels weighed by what the whole image shows."""
 
     def __init__(self, channels: int):
@@ -96,13 +98,13 @@ class SqueezeExcite(nn.Module):
         return features * weights[:, :, None, None]
 
 
-class CausalAttention(nn.Module):
+class CausalAttention(Recordable):
     """Multi-head attention over earlier tokens only, so that it is safe inside a language model.
 
     Batch first. A call in which it would not see what the network around it sees is refused.
     """
 
-    unseen: str | None = None
+    grown_unseen: str | None = None
     """what it does not see of the present call, in words; None if it sees all"""
 
     def __init__(self, channels: int, heads: int):
@@ -114,8 +116,16 @@ class CausalAttention(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """What each token takes from itself and those before it, [B, T, C]."""
-        if self.unseen is not None:
-            raise RuntimeError(self.unseen)
+        if self.grown_unseen is not None:
+            raise RuntimeError(self.grown_unseen)
+        return self.attend(features)
+
+    def plain(self, gets_call: bool = False) -> nn.Module:
+        """The same as modules of torch alone; the module that it grew on refuses calls for it."""
+        return record(self, ["features"], lambda own, features: own.attend(features))
+
+    def attend(self, features: Tensor) -> Tensor:
+        """The attention itself, whatever the call holds."""
         batch, tokens, channels = features.shape
         joined = self.qkv(self.norm(features))
         split = joined.view(batch, tokens, 3, self.heads, channels // self.heads)
@@ -226,7 +236,7 @@ def attention(channels: int) -> nn.Module:
     return CausalAttention(channels, heads)
 
 
-class Sham(nn.Module):
+class Sham(Recordable):
     """A seed without parameters or effect.
 
     It goes through every event of growing and adds nothing.
@@ -240,86 +250,12 @@ class Sham(nn.Module):
         """The features as they are, whatever the share."""
         return features
 
+    def plain(self, gets_call: bool = False) -> nn.Module:
+        """Torch has a module for that."""
+        return nn.Identity()
+
 
 def scale_of(channels: int, channels_first: bool, value: float = 0.0) -> Tensor:
     """A seed's per-channel scale, shaped to multiply its features."""
     shape = (channels, 1, 1) if channels_first else (channels,)
     return torch.full(shape, float(value))
-
-
-CHILD = "grown"
-"""Name of the child that holds a module's fossils in a harvested network."""
-
-
-class Fossils(nn.Sequential):
-    """The fossils of one module, run by that module's forward hook.
-
-    Called as a child it does nothing: a Sequential calls all its children in its forward, and
-    fossils come after that, in its hook.
-    """
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The features as they are."""
-        return features
-
-    def grow(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The features after all fossils.
-
-        `args` and `kwargs` are the other arguments of the module's call: a copy of it needs them.
-        """
-        for fossil in self:
-            features = fossil(features, *args, **kwargs)
-        return features
-
-
-def run_grown(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> Tensor:
-    """Forward hook of a module that carries fossils: its output goes through them."""
-    fossils = module.get_submodule(CHILD)
-    assert isinstance(fossils, Fossils)
-    return fossils.grow(output, *args[1:], **kwargs)
-
-
-RECORDERS = "transformers.utils.output_capturing"
-"""Where the hooks come from that a model of transformers gives itself when it first runs."""
-
-
-def hook_before_recorders(module: nn.Module, hook: Any) -> None:
-    """Let a module end with a forward hook; what records its output comes after.
-
-    The recorders of transformers come with a model's first run. By the order of registration they
-    would see the output with what grew in a fresh model, and without it in one that has run.
-    """
-    module.register_forward_hook(hook, with_kwargs=True)
-    hooks = module._forward_hooks
-    recorders = [
-        key for key, other in hooks.items() if getattr(other, "__module__", "") == RECORDERS
-    ]
-    for key in recorders:
-        hooks[key] = hooks.pop(key)
-
-
-def graft_fossils(site: nn.Module, fossils: Fossils) -> None:
-    """Make `fossils` the last thing `site` does.
-
-    Its own children and parameter names stay as they are.
-    """
-    if hasattr(site, CHILD):
-        raise ValueError(
-            f"{type(site).__name__} already has an attribute {CHILD!r}; rename it before grafting"
-        )
-    site.add_module(CHILD, fossils)
-    hook_before_recorders(site, run_grown)
-
-
-def whole(model: nn.Module) -> Any:
-    """A network as safetensors takes it: every tensor with storage of its own.
-
-    On CUDA the weights of an LSTM are parts of one storage; they are cloned.
-    """
-    state = {}
-    for name, tensor in model.state_dict().items():
-        is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
-        state[name] = tensor.clone() if is_part else tensor
-    return SimpleNamespace(state_dict=lambda: state, load_state_dict=model.load_state_dict)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import AnySeed, BlueprintCost, Shape, channels_of
 from esper.kasmina.copies.eligibility import Inheritance
-from esper.kasmina.seeds import hook_before_recorders
+from esper.kasmina.plain import hook_before_recorders
 from esper.kasmina.unseen import stop_watching
 from esper.leyline.errors import HostError
 from esper.leyline.lifecycle import SeedState

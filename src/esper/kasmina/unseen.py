@@ -1,36 +1,34 @@
 """What a call of a network holds that a seed does not see: a mask, or earlier tokens in a cache.
 
 A seed gets the features of its module and no more. Seeds that work position by position need no
-more; attention does. Needs torch alone: an exported network with attention carries this file along.
+more; attention does. Needs torch alone: an exported network with attention carries this file along,
+and the hooks of a harvested one carry their source.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_CACHE = re.compile(
-    r"^(?!use_)(.*_)?(past|past_key_values?|layer_past|caches?|cache_params|mems|past_buckets_states"
-    r"|inference_params)$"
-)
-_MASK = re.compile(r"(^|_)masks?$")
-# masks of something else than the tokens that come in
-_OTHER = re.compile(r"(^|_)(encoder|cross|memory|head|loss|labels?|pred|output|observed|future|p)_")
 _TOKENS = frozenset({"input_ids", "inputs_embeds"})
 
 
 def is_cache(name: str) -> bool:
     """Whether an argument of this name brings what earlier calls have left."""
-    return _CACHE.search(name) is not None
+    kinds = "past|past_key_values?|layer_past|caches?|cache_params|mems|past_buckets_states"
+    return re.search(rf"^(?!use_)(.*_)?({kinds}|inference_params)$", name) is not None
 
 
 def is_mask(name: str) -> bool:
     """Whether an argument of this name says which tokens may be looked at."""
-    return _MASK.search(name) is not None and _OTHER.search(name) is None
+    # masks of something else than the tokens that come in
+    others = "encoder|cross|memory|head|loss|labels?|pred|output|observed|future|p"
+    is_other = re.search(rf"(^|_)({others})_", name) is not None
+    return re.search(r"(^|_)masks?$", name) is not None and not is_other
 
 
 def names_of(module: nn.Module) -> tuple[str, ...]:
@@ -42,8 +40,11 @@ def names_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def looks_around(part: nn.Module) -> bool:
-    """Whether a module looks at other tokens, and so must be told what it does not see."""
-    return hasattr(type(part), "unseen")
+    """Whether a module looks at other tokens, and so must be told what it does not see.
+
+    It is attention in a garden, and in a harvested network the module that attention grew on.
+    """
+    return hasattr(part, "grown_unseen")
 
 
 def watch_calls(network: nn.Module, grown: Mapping[str, nn.Module] | None = None) -> None:
@@ -64,12 +65,15 @@ def watch_calls(network: nn.Module, grown: Mapping[str, nn.Module] | None = None
         inside = [part for site, part in (grown or {}).items() if f"{site}.".startswith(prefix)]
         has_grown = any(looks_around(part) for part in module.modules())
         if (inside or has_grown) and _may_hold(module):
-            hook = partial(note_unseen, inside, names, not name)
+            hook = Watch(names, not name, inside)
             module.register_forward_pre_hook(hook, with_kwargs=True)
+    for module in network.modules():
+        if "grown_unseen" in vars(module):
+            module.register_forward_pre_hook(Refuse(), with_kwargs=True)
 
 
 def stop_watching(network: nn.Module) -> None:
-    """Take the hooks of `watch_calls` off a network."""
+    """Take the hooks of `watch_calls` off a network, also those of a network that was unpickled."""
     for module in network.modules():
         hooks = module._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if _is_watching(hook)]:
@@ -78,7 +82,7 @@ def stop_watching(network: nn.Module) -> None:
 
 
 def _is_watching(hook: Any) -> bool:
-    return getattr(hook, "func", None) is note_unseen
+    return getattr(hook, "is_watching", False) is True
 
 
 def _may_hold(module: nn.Module) -> bool:
@@ -91,6 +95,66 @@ def _may_hold(module: nn.Module) -> bool:
     return takes_any or any(is_cache(name) or is_mask(name) for name in names_of(module))
 
 
+class Watch:
+    """Forward pre-hook that notes what of a call the attention inside a module does not see.
+
+    `names` are the module's arguments in their order, `grown` has what is kept outside of it.
+    """
+
+    is_watching = True
+
+    def __init__(self, names: tuple[str, ...], is_outermost: bool, grown: Iterable[nn.Module] = ()):
+        self.names = names
+        self.is_outermost = is_outermost
+        self.grown = tuple(grown)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell the attention; see `note_unseen`."""
+        note_unseen(self.grown, self.names, self.is_outermost, module, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.names, self.is_outermost)
+        return (Watch, (*arguments, self.grown)) if self.grown else _carry("Watch", arguments)
+
+
+class Refuse:
+    """Forward pre-hook that ends a call in which attention that grew on a module would be wrong."""
+
+    is_watching = True
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise what the watching modules have noted."""
+        if module.grown_unseen is not None:
+            raise RuntimeError(module.grown_unseen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _carry("Refuse", ())
+
+
+def _carry(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How pickle builds a hook again where Esper is not installed: from its source."""
+    source = globals().get("SOURCE")
+    if source is None:
+        parts: list[Any] = [is_cache, is_mask, looks_around, Watch, Refuse, _carry, note_unseen]
+        parts += [_restarts, holds_tokens, hides_tokens, _hides_nothing, is_causal]
+        source = _IMPORTS + "\n\n".join(inspect.getsource(part) for part in parts)
+    space = {"SOURCE": source, "ARGUMENTS": arguments, "__name__": "esper_unseen"}
+    build = f"lambda space: exec(space['SOURCE'], space) or space[{name!r}](*space['ARGUMENTS'])"
+    return eval, (f"({build})({space!r})",)
+
+
+_IMPORTS = """import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+"""
+
+
 def note_unseen(
     grown: Iterable[nn.Module],
     names: tuple[str, ...],
@@ -99,7 +163,7 @@ def note_unseen(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Forward pre-hook: tell the attention inside a module what it does not see of this call.
+    """Tell the attention inside a module what it does not see of this call.
 
     A mask that only the one that it was made from can tell is left to a module further out.
     """
@@ -133,7 +197,7 @@ def note_unseen(
     for holder in (module, *grown):
         for part in holder.modules():
             if looks_around(part):
-                part.unseen = problem  # type: ignore[assignment]
+                part.grown_unseen = problem  # type: ignore[assignment]
 
 
 def _restarts(positions: Any) -> bool:
@@ -172,7 +236,7 @@ def hides_tokens(name: str, mask: Any) -> bool | None:
     """
     if not isinstance(mask, Tensor):
         return None
-    if _is_plain(mask) or is_causal(mask):
+    if _hides_nothing(mask) or is_causal(mask):
         return False
     if mask.dim() > 2:
         return None
@@ -185,7 +249,7 @@ def hides_tokens(name: str, mask: Any) -> bool | None:
     return bool((hidden[:, :-1] & ~hidden[:, 1:]).any())
 
 
-def _is_plain(mask: Tensor) -> bool:
+def _hides_nothing(mask: Tensor) -> bool:
     """Whether all entries of a mask are alike, so that it hides nothing."""
     return mask.numel() == 0 or bool((mask == mask.flatten()[0]).all())
 

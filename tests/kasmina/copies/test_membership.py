@@ -17,6 +17,7 @@ from esper.kasmina.copies.copying import copy_module
 from esper.kasmina.copies.membership import insert_copies
 from esper.kasmina.copies.order import runs_in_order
 from esper.kasmina.hosts import build_transformer_host
+from esper.kasmina.plain import grafts_of
 
 TOKENS = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(2))
 
@@ -229,8 +230,8 @@ def test_copies_are_members_after_the_harvest_and_other_fossils_stay_grafted(bui
     assert torch.equal(plain(TOKENS), garden.model(TOKENS))
     assert type(plain) is type(garden.model.host)
     assert len(plain.blocks) == 5
-    stacks = [module for module in plain.modules() if type(module).__name__ == "Fossils"]
-    assert [len(stack) for stack in stacks] == [1, 1, 1]
+    stacks = [plain.get_submodule(name) for name in grafts_of(plain)]
+    assert [len(list(stack.children())) for stack in stacks] == [1, 1, 1]
 
 
 @every_host

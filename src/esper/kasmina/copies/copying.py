@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.plain import Recordable, record
+
 # what every module has of its own: parameters, children, hooks ...
 _REGISTRIES = frozenset(vars(nn.Module()))
 _CACHES = re.compile("cache|past")
+_NO_CACHES = ("use_cache", "cache_position")
+# names under which a layer may get one that it does not name itself
+_UNNAMED_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "cache")
 
 
-class Copy(nn.Module):
+class Copy(Recordable):
     """A copy of the module before it, blended like every seed.
 
     It is called with the output of its original and with all other arguments of that call.
@@ -33,8 +38,12 @@ class Copy(nn.Module):
         self.body = body
         self.shared = frozenset(f"body.{name}" for name in shared)
         self.gate = gate
-        self.first = next(iter(inspect.signature(body.forward).parameters), "")
-        """name under which the original may get its features"""
+        parameters = inspect.signature(body.forward).parameters
+        self.names = tuple(parameters)
+        """of the arguments that the original gets, its features first"""
+        kinds = [parameter.kind for parameter in parameters.values()]
+        self.takes_more = inspect.Parameter.VAR_KEYWORD in kinds
+        """whether it gets arguments of any name"""
 
     def forward(self, features: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         """The copy at full strength."""
@@ -57,6 +66,37 @@ class Copy(nn.Module):
             if name.removeprefix(start) not in self.shared:
                 yield name, parameter
 
+    def plain(self, gets_call: bool = False) -> nn.Module:
+        """The same as modules of torch and of the network's own, around the same parameters.
+
+        It takes no cache at all: an empty one cannot be told from one that holds something.
+        """
+        gate: Any = self.gate
+        if gate is not None:
+            self.gate = gate.plain()
+        arguments = ["features"]
+        if gets_call:
+            arguments += ["args", "kwargs"]
+            self.body.register_forward_pre_hook(_spread_call(self), with_kwargs=True, prepend=True)
+
+        def run(own: Any, features: Any, *call: Any) -> Any:
+            weight = None if self.gate is None else own.gate(features).to(features.dtype)
+            grown = own.body(features, *call).to(features.dtype)
+            return grown if weight is None else torch.lerp(features, grown, weight)
+
+        return record(self, arguments, run)
+
+    @property
+    def caches(self) -> dict[str, int | None]:
+        """Names under which the original may get a cache, with their positions if they have one."""
+        caches: dict[str, int | None] = {}
+        for position, name in enumerate(self.names):
+            if position and _CACHES.search(name) and name not in _NO_CACHES:
+                caches[name] = position
+        if self.takes_more:
+            caches = dict.fromkeys(_UNNAMED_CACHES) | caches
+        return caches
+
     def _grown(self, features: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """What the body gives for these features, in their type."""
         grown = self.call(features, args, kwargs)
@@ -66,22 +106,74 @@ class Copy(nn.Module):
 
     def call(self, features: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """All that the body gives out for these features and the other arguments of a call."""
-        positional = [_uncached(value, "", features) for value in args]
+        # of more arguments than names, the last go to one that takes all others
+        names = (*self.names[1:], *[""] * len(args))
+        positional = [
+            _uncached(value, name, features) for name, value in zip(names, args, strict=False)
+        ]
         keywords = {
             name: _uncached(value, name, features)
             for name, value in kwargs.items()
-            if name != self.first
+            if name not in self.names[:1]
         }
-        if "use_cache" in keywords:
-            keywords["use_cache"] = False
         return self.body(features, *positional, **keywords)
+
+
+def _spread_call(copied: Copy) -> nn.Module:
+    """A hook that runs before a copy's body, which is called with features, args and kwargs.
+
+    It spreads them: features, then all but the first of args, and kwargs.
+    """
+    caches = copied.caches
+    problem = "a copied layer has no cache; call with use_cache=False"
+
+    def spread(_: object, module: object, args: Any, kwargs: object) -> Any:
+        features, positional, keywords = args[0], args[1][1:], args[2].copy()
+        for name in copied.names[:1]:
+            keywords.pop(name, None)
+        # not (x, *y): a graph has no stars
+        by_name = (keywords.pop("use_cache", "absent"),) + positional[:0]  # noqa: RUF005
+        either = positional[:0] + ({}, {"use_cache": False})  # noqa: RUF005
+        keywords = keywords | either[_count_flags(by_name)]
+        if "use_cache" in copied.names:
+            place = copied.names.index("use_cache") - 1
+            switched_off = (False,) * _count_flags(positional[place : place + 1])
+            positional = positional[:place] + switched_off + positional[place + 1 :]
+        padded = positional + (None,) * len(copied.names)
+        for name, position in caches.items():
+            # `==` and not `is`: only it is written into the graph
+            torch._assert(keywords.get(name) == None, problem)  # noqa: E711
+            if position is not None:
+                torch._assert(padded[position - 1] == None, problem)  # noqa: E711
+        return (features,) + positional, keywords  # noqa: RUF005
+
+    return record(nn.Module(), ["module", "args", "kwargs"], spread, "SpreadCall")
+
+
+def _count_flags(values: Any) -> Any:
+    """How many of some values are True, False or None; there is no `if` in a graph."""
+    return values.count(True) + values.count(False) + values.count(None)
+
+
+def switch_caches_off(host: nn.Module, site: nn.Module) -> None:
+    """Let the configurations around a module say that nothing is cached."""
+    for module in host.modules():
+        if not any(part is site for part in module.modules()):
+            continue
+        for name in ("config", "generation_config"):
+            config: Any = getattr(module, name, None)
+            if getattr(config, "use_cache", None):
+                config.use_cache = False
 
 
 def _uncached(value: Any, name: str, features: Tensor) -> Any:
     """An argument of the original as its copy gets it.
 
-    A key-value cache is left out: it has no room for this layer.
+    A key-value cache is left out: it has no room for this layer. Nor does a copy keep a state of
+    its own from call to call: nobody would reset it.
     """
+    if name == "use_cache":
+        return False
     is_plain = value is None or isinstance(value, Tensor | bool | int | float | str)
     if is_plain:
         return value
@@ -138,16 +230,41 @@ def shared_names(source: nn.Module, network: nn.Module) -> frozenset[str]:
 
 
 def detached_memo(module: nn.Module) -> dict[int, Any]:
-    """A memo for `deepcopy`: what a forward pass left in attributes, without its graph.
+    """A memo for `deepcopy`: what it cannot copy, or would take apart.
 
-    Tensors with a graph cannot be copied.
+    What a forward pass left in attributes is without its graph: tensors with a graph cannot be
+    copied. Parameters that are views of one memory stay so.
     """
     memo: dict[int, Any] = {}
+    memories: dict[int, list[nn.Parameter]] = {}
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
+        for buffer in part._buffers.values():
+            if buffer is not None and buffer.layout not in (torch.strided, torch.sparse_coo):
+                memo[id(buffer)] = buffer.clone()
+    for parameter in module.parameters():
+        is_plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+        if is_plain and parameter.layout is torch.strided and not parameter.is_quantized:
+            memory = parameter.untyped_storage().data_ptr()
+            memories.setdefault(memory, []).append(parameter)
+    memories.pop(0, None)  # there is no memory where nothing is, or on the meta device
+    for views in memories.values():
+        if len(views) > 1:
+            memo |= _copied_views(views)
     return memo
+
+
+def _copied_views(views: Sequence[nn.Parameter]) -> dict[int, Any]:
+    """Copies of parameters, by identity, that share a memory as the parameters do."""
+    memory = views[0].untyped_storage().clone()
+    copied: dict[int, Any] = {}
+    for view in views:
+        empty = torch.empty(0, dtype=view.dtype, device=view.device)
+        twin = empty.set_(memory, view.storage_offset(), view.shape, view.stride())
+        copied[id(view)] = nn.Parameter(twin, view.requires_grad)
+    return copied
 
 
 def _things_around(source: nn.Module, network: nn.Module) -> dict[int, Any]:

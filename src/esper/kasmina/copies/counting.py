@@ -67,7 +67,7 @@ def count_options(thing: Any, path: str, count: int) -> list[list[FieldValue]]:
     Values are those that the fields have now.
     """
     named = [name for name in dir(thing) if _COUNT.fullmatch(name)]
-    fields = [name for name in named if _is_count(_value_of(thing, name), count)]
+    fields = [name for name in named if _is_count(_field_value(thing, name), count)]
     sides = [side for side in ("encoder", "decoder") if side in path]
     same_side = [name for name in fields if any(side in name for side in sides)]
     no_side = [name for name in fields if "coder" not in name]
@@ -80,7 +80,7 @@ def count_options(thing: Any, path: str, count: int) -> list[list[FieldValue]]:
     return options
 
 
-def _value_of(thing: Any, name: str) -> Any:
+def _field_value(thing: Any, name: str) -> Any:
     try:
         return getattr(thing, name, None)
     except Exception:  # a property of the user's may do anything
@@ -256,7 +256,7 @@ class Attempt:
         """Set the first field after which fewer differences are left; None without one."""
         comparison, problem = self.comparison, self.problem
         for guess in guesses:
-            if _value_of(guess.thing, guess.field) == guess.value:
+            if _field_value(guess.thing, guess.field) == guess.value:
                 continue
             with ExitStack() as undo:
                 _try_to_set(guess, undo)

@@ -18,6 +18,7 @@ from esper.kasmina.copies.configuration import (
     plain_fields,
     set_field,
 )
+from esper.kasmina.copies.copying import switch_caches_off
 from esper.kasmina.copies.counting import Growth, count_options, fit_configurations, follow_counts
 
 
@@ -101,8 +102,11 @@ def place_fossils(
         name = next(name for name, module in host.named_modules() if module is site)
         carriers += insert_copies(host, name, bodies)
     for carrier, group in zip(carriers, groups, strict=True):
+        has_caches = any(getattr(fossil, "caches", None) for fossil in group)
         if group:
             graft(carrier, group)
+        if has_caches:
+            switch_caches_off(host, carrier)
 
 
 def follow_flags(original: nn.Module, copied: nn.Module) -> None:
