@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from readme_tables import README, ROOT, measured_tables
+from readme_tables import README, ROOT, told_differences
 
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "make_lab.py"))
 KNOWN = SCRIPT["load"]()
@@ -32,19 +32,27 @@ def test_the_page_of_the_frontier_is_the_one_that_the_committed_results_make():
     assert page == script["render"](script["read"]()), "run: python docs/make_frontier.py"
 
 
-def test_the_readmes_first_number_is_the_frontiers():
+def test_what_the_readme_says_that_depth_saves_is_the_frontiers():
     setup = json.loads(
         (ROOT / "benchmarks" / "results" / "frontier.json").read_text(encoding="utf-8")
     )["setups"]["code"]
     assert setup["verdict"]["is_reached"]
     cell = setup["roles"]["judge"]["loss"]["arms"][setup["verdict"]["plan"]]["computes"]["0.6"]
-    lead, saved = (
-        [cell[f"{word}best of each seed"]["mean"], cell[other]["mean"]]
-        for word, other in (("minus ", "minus frontier"), ("saving over the ", "saving"))
-    )
-    readme = " ".join(README.split())
-    assert f"**{-lead[0]:.3f} to {-lead[1]:.3f} nats**" in readme
-    assert f"**{100 * saved[0]:.0f} to {100 * saved[1]:.0f} %** less compute" in readme
+    saved = [cell[name]["mean"] for name in ("saving over the best of each seed", "saving")]
+    assert f"{100 * saved[0]:.0f} to {100 * saved[1]:.0f} % fewer FLOPs" in README
+
+
+def test_the_picture_of_the_front_page_is_the_one_that_its_results_make():
+    script = runpy.run_path(str(ROOT / "docs" / "make_hero.py"))
+    assert script["PICTURE"].read_text(encoding="utf-8") == script["draw"]()
+
+
+def test_means_over_seeds_in_the_readme_are_those_of_its_benchmark():
+    path = ROOT / "benchmarks" / "results" / "readme.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    told = " ".join(README.split())
+    for found in record["summary"].values():
+        assert f"{found['mean']:.1f} ± {found['standard_error']:.1f}" in told
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -94,25 +102,16 @@ def differences_of_policies():
 
 
 def test_differences_in_the_readme_are_those_of_committed_results():
-    """Result, interval and n of every row of accuracies are a paired difference in some question's
-    JSON.
-
-    Rows marked "(log)" were measured without a JSON; lab/ has them.
-    """
+    """Every difference with an interval is a paired one in some question's JSON."""
     known = {
-        (SCRIPT["points"](difference["test_accuracy"], "+"), str(len(arm["seeds"])))
+        SCRIPT["points"](difference["test_accuracy"], "+")
         for found in KNOWN.values()
         for arm in found["arms"].values()
         for difference in arm["minus"].values()
-    } | differences_of_policies()
-    rows = [row for header, *rows in measured_tables() if header[3] == "95 %" for row in rows]
-    told = [
-        (f"{result} {interval}", n)
-        for _, baseline, result, interval, n in rows
-        if "(log)" not in baseline
-    ]
-    assert len(told) >= 8
-    assert [row for row in told if row not in known] == []
+    } | {told for told, _ in differences_of_policies()}
+    told = told_differences()
+    assert len(told) >= 3
+    assert [difference for difference in told if difference not in known] == []
 
 
 def test_the_sweeps_targets_follow_from_its_rows(monkeypatch):

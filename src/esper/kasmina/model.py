@@ -260,9 +260,8 @@ class MorphogeneticModel(nn.Module):
             return []
         changes = [self.germinate_seed(slot_id, blueprint_id, blend_id, view=view)]
         slot = self.slot(slot_id)
-        if (
-            not self.settings.lengths.ramp
-        ):  # planted for good, and the slot is open for the next one
+        if not self.settings.lengths.ramp:
+            # planted for good, and the slot is open for the next one
             for stage in (SeedStage.FOSSILIZED, SeedStage.DORMANT):
                 changes.append(self._settle(slot, slot.state.advance(stage)))
         return changes
