@@ -43,7 +43,7 @@ def contained(extra):
 
 
 def test_every_extra_is_known_with_its_modules():
-    assert set(EXTRAS) == set(OPTIONAL) - {"all", "dev", "slow"}
+    assert set(EXTRAS) == set(OPTIONAL) - {"all", "dev", "docs", "slow"}
 
 
 def test_all_brings_every_extra_and_dev_what_the_tests_need():

@@ -104,7 +104,7 @@ def test_a_garden_that_memorises_is_left_alone_if_it_is_told_the_training_loss()
     """At first both losses fall, as the outputs find the labels' shares."""
     told, silent = (grown(RANDOM_LABELS, 18, is_told=is_told) for is_told in (True, False))
     assert told == [epoch for epoch in silent if epoch < 12]
-    assert silent[-1] > 15
+    assert silent[-1] >= 15
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -21,9 +21,9 @@ class Clock:
     monotonic = perf_counter
 
     def takes(self, seconds, work):
-        def done(*arguments):
+        def done(*arguments, **options):
             self.now += seconds
-            return work(*arguments)
+            return work(*arguments, **options)
 
         return done
 

@@ -29,14 +29,14 @@ class TakingHome(ABC):
     history: list[Event]
     books: Books
 
-    @torch.inference_mode(mode=False)
     def harvest(self) -> nn.Module:
         """The grown network as a plain module of the host's class, without live seeds.
 
         Its cost ends the history.
         """
         self._hint_of_harvest()
-        plain = harvest(self.model)
+        with torch.inference_mode(mode=False):
+            plain = harvest(self.model)
         self.history = [event for event in self.history if not isinstance(event, LedgerClosed)]
         self._emit([self.books.close(seed=self.model.settings.seed)])
         return plain
