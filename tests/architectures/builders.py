@@ -219,9 +219,7 @@ ARCHITECTURES = {
     "recurrent_gemma": decoder("RecurrentGemma", attention_window_size=8),
     "bert": Architecture("BertForMaskedLM", "BertConfig"),
     "distilbert": Architecture("DistilBertForMaskedLM", "DistilBertConfig"),
-    "t5": Architecture(
-        "T5ForConditionalGeneration", "T5Config", translations, blocks="encoder.block"
-    ),
+    "t5": Architecture("T5ForConditionalGeneration", "T5Config", translations),
     "bart": Architecture(
         "BartForConditionalGeneration", "BartConfig", translations, blocks="model.decoder.layers"
     ),
