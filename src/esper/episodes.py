@@ -13,12 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import FossilVerdict
-from esper.kasmina.slot import count_parameters
-from esper.leyline.errors import IllegalActionError
+from esper.leyline.errors import IllegalActionError, SettingError
 from esper.leyline.factored_actions import (
     OP_CULL,
     OP_FOSSILIZE,
@@ -37,7 +35,8 @@ from esper.runtime.ledger import Charge, Ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import Masks, compute_batch_masks, only_waiting
-from esper.tamiyo.policies import WAIT, Actions, Policy, Reports
+from esper.tamiyo.policies import WAIT, Actions, NetworkPolicy, Policy, Reports
+from esper.tamiyo.readings import Sight, observe
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, Signals, SignalTracker
 from esper.telemetry import events
@@ -111,6 +110,16 @@ def decide(
             yield Decision(choice, memory, view)
 
 
+def ask_policy(policy: Policy, look: Callable[[], Sight]) -> Ask:
+    """How a policy is asked about a network: with an observation of what `look` shows, if needed.
+
+    Rules read masks, reports and signals.
+    """
+    if not isinstance(policy, NetworkPolicy):
+        return partial(policy.decide, None)
+    return partial(policy.decide, observe([look()], policy.layout, [policy.lacking]))
+
+
 def keepable(view: GrowthView, but: Collection[str] = ()) -> list[Choice]:
     """FOSSILIZE for every seed that may be kept now: it is on probation and was measured.
 
@@ -137,6 +146,11 @@ class Episodes:
         self.first = first
         self.trackers = [self._tracker() for _ in population.runs]
         self.views: list[GrowthView] = []
+        self.facts = [self._facts(host) for host in range(len(population.runs))]
+
+    def _facts(self, host: int) -> HostFacts:
+        run = self.population.runs[host]
+        return facts_of(run.model, run.task.epochs, run.seed)
 
     def _tracker(self) -> SignalTracker:
         guessing = -math.log(self.population.task.chance)
@@ -146,6 +160,19 @@ class Episodes:
         """Begin the next episode of a host, with this random seed."""
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker()
+        self.facts[host] = self._facts(host)
+
+    def sight(self, host: int, view: GrowthView | None = None) -> Sight:
+        """What is read of a host as it was last measured, or as `view` shows it."""
+        tracker = self.trackers[host]
+        if tracker.tracked is None:
+            raise SettingError("nothing was measured of this host yet; train an epoch first.")
+        return Sight(
+            tracked=tracker.tracked,
+            view=view or self.views[host],
+            facts=self.facts[host],
+            guessing=tracker.loss_scale,
+        )
 
     def train(self) -> list[list[Event]]:
         """Train every host for an epoch and measure it.
@@ -461,9 +488,6 @@ def facts_of(model: MorphogeneticModel, epochs: int | None, number: int = 0) -> 
     )
 
 
-def decision_flops(network: nn.Module | None) -> int:
-    """FLOPs of one decision: a multiplication and an addition for each weight.
-
-    A rule has no network, and is free.
-    """
-    return 0 if network is None else 2 * count_parameters(network)
+def decision_flops(policy: Policy) -> int:
+    """FLOPs of one decision about one host; a rule has no network, and is free."""
+    return policy.network.decision_flops if isinstance(policy, NetworkPolicy) else 0

@@ -20,7 +20,8 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import feature_names, observe
+from esper.tamiyo.policy_files import Layout
+from esper.tamiyo.readings import Sight, layout_for, observe
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 
@@ -173,13 +174,20 @@ class SurrogateGrowth(VectorEnv):
     rent.
     """
 
-    def __init__(self, count):
+    heads = SPEC
+
+    def __init__(self, count, lacking=()):
         self.num_envs = count
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        width = len(feature_names(SPACE.slots))
+        self.layout = layout_for(Host(np.random.default_rng(0)).view())
+        self.lacking = lacking
+        width = self.layout.width
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(SPACE.sizes)
         self.hosts = []
+
+    def layout_of(self, hidden_dim, head_dim):
+        return Layout.of(SPACE, hidden_dim, head_dim, lacking=self.lacking)
 
     def reset(self, *, seed=None, options=None):
         if seed is not None or not self.hosts:
@@ -188,8 +196,13 @@ class SurrogateGrowth(VectorEnv):
         return self._see()
 
     def _see(self):
-        obs = observe([host.tracker for host in self.hosts])
-        return obs, {"action_mask": compute_batch_masks([host.view() for host in self.hosts])}
+        views = [host.view() for host in self.hosts]
+        sights = [
+            Sight(host.tracker.tracked, view, facts(), guessing=1.0)
+            for host, view in zip(self.hosts, views, strict=True)
+        ]
+        obs = observe(sights, self.layout, [self.lacking] * self.num_envs)
+        return obs, {"action_mask": compute_batch_masks(views)}
 
     def step(self, actions):
         before = [host.beyond_twin for host in self.hosts]

@@ -10,7 +10,7 @@ from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.population import Population
 from esper.tamiyo.masks import MaskSeedInfo, compute_action_masks
-from esper.tamiyo.observation import feature_names, observe, signals_to_features
+from esper.tamiyo.observation import feature_names, signals_to_features
 from simic.growths import MLP, POINTS, WAIT, grow
 from tamiyo.observed_episodes import epoch_signals, reports_of, tracker_after
 
@@ -34,7 +34,8 @@ def test_features_follow_the_configuration_and_not_the_dict(order):
     assert [seen[f"{slot}.occupied"] for slot in SLOTS.slot_ids] == [0.0, 1.0, 0.0]
     assert [seen[f"{slot}.seed_age"] > 0 for slot in SLOTS.slot_ids] == [False, True, False]
     later = tracker_after(epoch_signals(), slots=SLOTS, reports=shuffled)
-    assert np.array_equal(observe([later])[0], expected)
+    again = signals_to_features(later.tracked, later.reports, SLOTS, 1.0)
+    assert np.array_equal(again, expected)
 
 
 @pytest.mark.parametrize("order", ORDERS)

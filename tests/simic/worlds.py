@@ -20,6 +20,7 @@ from esper.simic.ppo.any_env import Player
 from esper.simic.ppo.codecs import ActionCodec, ObservationCodec
 from esper.simic.ppo.rollout import Rollout
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
+from tamiyo.policy_cases import ends_of
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 SMALL = PPOConfig(horizon=16, epochs=2, minibatches=2, hidden_dim=16, head_dim=8)
@@ -199,8 +200,8 @@ def growth_agent(config=SMALL, seed=0):
     network = FactoredRecurrentActorCritic(
         WIDTH, SLOTS, hidden_dim=config.hidden_dim, head_dim=config.head_dim
     )
-    for head in network.policy_heads.values():
-        torch.nn.init.normal_(head[-1].weight, std=0.5)  # a policy with opinions
+    for layer in ends_of(network.policy_heads):
+        torch.nn.init.normal_(layer.weight, std=0.5)  # a policy with opinions
     return PPOAgent(network, config, seed=seed)
 
 

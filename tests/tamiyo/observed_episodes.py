@@ -2,13 +2,12 @@
 folder.
 """
 
-import math
 from dataclasses import fields, replace
 
 import numpy as np
 import torch
 
-from esper.episodes import epoch_signals as read_signals
+from esper.episodes import Episodes
 from esper.kasmina.hosts import build_cnn_host, build_transformer_host
 from esper.leyline.lifecycle import StageLengths
 from esper.leyline.reports import SeedMetrics, SeedStateReport
@@ -18,8 +17,8 @@ from esper.runtime.population import Population
 from esper.runtime.splits import SealedSplit, Splits, TokenSplit
 from esper.runtime.tasks.registry import get_task
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.network import FactoredRecurrentActorCritic
-from esper.tamiyo.observation import feature_names, observe
+from esper.tamiyo.policy_files import Layout
+from esper.tamiyo.readings import observe
 from esper.tamiyo.signals import EpochSignals, SignalTracker
 from runtime.episodes import BLOBS, IMAGES
 
@@ -106,21 +105,24 @@ class Watched:
 
     def __init__(self, task, seeds):
         self.task = task
-        self.population = Population(task, seeds)
+        self.episodes = Episodes(Population(task, seeds))
+        self.population = self.episodes.population
         self.space = self.population.views()[0].space
-        self.trackers = [SignalTracker(self.space.slots, -math.log(task.chance)) for _ in seeds]
 
-    def train(self, use_telemetry=True):
+    @property
+    def trackers(self):
+        return self.episodes.trackers
+
+    def sights(self):
+        """What is read of every host."""
+        return [self.episodes.sight(host) for host in range(len(self.trackers))]
+
+    def train(self, lacking=()):
         """One epoch; the observations and masks that come of it."""
-        self.population.train_epoch()
-        self.population.evaluate()
-        views = self.population.views()
-        for run, view, tracker in zip(self.population.runs, views, self.trackers, strict=True):
-            tracker.update(
-                read_signals(self.task, run.epoch / self.task.epochs, run.reading, view),
-                view.reports,
-            )
-        return observe(self.trackers, use_telemetry), compute_batch_masks(views)
+        self.episodes.train()
+        sights = self.sights()
+        seen = observe(sights, lacking=[lacking] * len(sights))
+        return seen, compute_batch_masks(self.episodes.views)
 
     def signals(self):
         """What rules are given of every host."""
@@ -144,19 +146,10 @@ class Watched:
             self.act(actions)
         return lived
 
-    def network(self, seed=0, **sizes):
+    def network(self, seed=0):
         """A fresh growth policy for this population."""
-        _, slots, blueprints, blends = self.space.sizes
         torch.manual_seed(seed)
-        return FactoredRecurrentActorCritic(
-            len(feature_names(self.space.slots)),
-            slots,
-            num_blueprints=blueprints,
-            num_blends=blends,
-            hidden_dim=16,
-            head_dim=8,
-            **sizes,
-        )
+        return Layout.of(self.space, 16, 8).build()
 
 
 def draw_action(masks, host, draw):

@@ -22,9 +22,18 @@ def build(slots=3, *, seed=0, sharpness=1.0, hidden_dim=32, head_dim=16, **sizes
 
 @torch.no_grad()
 def sharpen(net, factor):
-    for head in net.policy_heads.values():
-        head[-1].weight.mul_(factor)
+    for layer in ends_of(net.policy_heads):
+        layer.weight.mul_(factor)
     return net
+
+
+def ends_of(heads):
+    """The last layers of heads, which make the logits."""
+    return [
+        layer
+        for head in heads.values()
+        for layer in (head.ends if hasattr(head, "ends") else [head[-1]])
+    ]
 
 
 def some_of(*shape, share=0.55):

@@ -19,6 +19,7 @@ from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ActionTaken
 from esper.trials.arms import make_decider, play_epoch
 from tamiyo.observed_episodes import TASKS, Watched
+from tamiyo.policy_cases import ends_of
 
 SEEDS = [1, 2, 3]
 
@@ -33,8 +34,8 @@ def watched():
 def sharp(network, factor=200.0):
     """The same network with clear preferences; a fresh one is close to even."""
     with torch.no_grad():
-        for head in network.policy_heads.values():
-            head[-1].weight.mul_(factor)
+        for layer in ends_of(network.policy_heads):
+            layer.weight.mul_(factor)
     return network
 
 
@@ -270,12 +271,12 @@ def test_a_loop_without_observations_is_refused(watched):
 
 def test_observations_of_another_width_are_refused_with_both_widths_and_where_to_look(watched):
     hosts, _, masks = watched
-    short, _ = Watched(TASKS["vectors"], SEEDS).train(use_telemetry=False)
-    with pytest.raises(SettingError, match=r"\(3, 41\).*61 features.*docs/checkpoints\.md"):
-        NetworkPolicy(hosts.network()).decide(short, masks, None, None)
+    _, seen, _ = watched
+    with pytest.raises(SettingError, match=r"\(3, 194\).*195 features.*docs/checkpoints\.md"):
+        NetworkPolicy(hosts.network()).decide(seen[:, 1:], masks, None, None)
 
 
 def test_the_observation_of_one_host_needs_its_axis(watched):
     hosts, seen, masks = watched
-    with pytest.raises(SettingError, match=r"are \(61,\)"):
+    with pytest.raises(SettingError, match=r"are \(195,\)"):
         NetworkPolicy(hosts.network()).decide(seen[0], masks, None, None)

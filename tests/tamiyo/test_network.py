@@ -57,7 +57,7 @@ def test_forward_gives_logits_of_every_head_values_and_the_state(slots, kind):
         **{f"{head}_logits": (HOSTS, STEPS, size) for head, size in sizes(slots).items()},
         "value": (HOSTS, STEPS),
     }
-    assert [part.shape for part in said["hidden"]] == [(1, HOSTS, net.hidden_dim)] * 2
+    assert [part.shape for part in said["hidden"]] == [(1, HOSTS, net.memory_width)] * 2
 
 
 @pytest.mark.parametrize("kind", ["none", "plain", "joint"])
@@ -76,7 +76,7 @@ def test_get_action_decides_for_one_step_or_many(slots, shape, kind):
         assert ((choices[head] >= 0) & (choices[head] < size)).all()
         assert (log_probs[head] <= 0).all()
     assert values.shape == shape
-    assert [part.shape for part in hidden] == [(1, HOSTS, net.hidden_dim)] * 2
+    assert [part.shape for part in hidden] == [(1, HOSTS, net.memory_width)] * 2
 
 
 @pytest.mark.parametrize("kind", ["none", "plain", "joint"])
@@ -91,17 +91,16 @@ def test_evaluate_actions_judges_every_step_of_every_host(slots, kind):
     )
     assert tuple(log_probs) == tuple(entropy) == HEADS
     assert {t.shape for t in (*log_probs.values(), *entropy.values(), values)} == {(HOSTS, STEPS)}
-    assert [part.shape for part in hidden] == [(1, HOSTS, net.hidden_dim)] * 2
+    assert [part.shape for part in hidden] == [(1, HOSTS, net.memory_width)] * 2
     for head in HEADS:
         torch.testing.assert_close(log_probs[head], old[head], rtol=0, atol=1e-6)
         assert ((entropy[head] >= 0) & (entropy[head] <= 1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("slots", [2, 3, 5, 8])
-def test_the_slot_head_and_its_largest_entropy_follow_the_number_of_slots(slots):
+def test_the_slots_and_their_largest_entropy_follow_the_number_of_slots(slots):
     net = build(slots)
     assert net.num_slots == slots
-    assert net.slot_head[-1].out_features == slots
     assert net.max_entropies["slot"] == max(math.log(slots), 1)
     assert net.max_entropies["blueprint"] == math.log(NUM_BLUEPRINTS)
     assert f"slot of {slots}, blueprint of {NUM_BLUEPRINTS}, " in net.describe()
@@ -357,7 +356,7 @@ def test_the_first_state_lies_on_the_device_that_is_named():
     here = net.get_initial_hidden(4)
     there = net.get_initial_hidden(4, torch.device("meta"))
     assert [part.device.type for part in (*here, *there)] == ["cpu", "cpu", "meta", "meta"]
-    assert {part.shape for part in (*here, *there)} == {(1, 4, net.hidden_dim)}
+    assert {part.shape for part in (*here, *there)} == {(1, 4, net.memory_width)}
 
 
 def test_masks_by_argument_are_masks_by_head_and_no_others():

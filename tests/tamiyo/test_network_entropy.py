@@ -15,6 +15,7 @@ from esper.leyline.factored_actions import (
     OP_GERMINATE,
     OP_WAIT,
 )
+from esper.tamiyo.actor_critic import over
 from esper.tamiyo.heads import Head, HeadSpec, openings
 from esper.tamiyo.network import RecurrentActorCritic
 from tamiyo.policy_cases import (
@@ -22,6 +23,7 @@ from tamiyo.policy_cases import (
     STATE_DIM,
     as_arguments,
     build,
+    ends_of,
     gradients,
     joint_masks,
     plain_masks,
@@ -35,6 +37,11 @@ SLOTS = 2
 
 def small(seed=0, sharpness=100.0):
     return build(SLOTS, seed=seed, sharpness=sharpness, hidden_dim=16, head_dim=8, **SMALL)
+
+
+def end_of(head):
+    """The name of the weights that make a head's logits."""
+    return f"policy_heads.{head}.{'2' if head == 'op' else 'last'}.weight"
 
 
 def waits(*shape):
@@ -62,7 +69,7 @@ def enumerate_all(net, features, masks):
         mask = masks[head.name]
         mask = mask[made[head.mask_by]] if mask.dim() == 2 else mask
         logits = net._case(
-            place, features[None], {}, {k: torch.tensor([v]) for k, v in made.items()}
+            place, features, {}, {k: torch.tensor([v]) for k, v in made.items()}
         ).logits
         valid = mask.nonzero().squeeze(1).tolist()
         probs = torch.softmax(logits[0].double()[mask], -1)
@@ -79,11 +86,13 @@ def enumerate_all(net, features, masks):
 @torch.no_grad()
 def enumerated(net, states, masks):
     """`enumerate_all` for each of N rows of one step."""
-    features = net._features(states, net.get_initial_hidden(len(states)), None)[0][:, 0]
-    return [
-        enumerate_all(net, features[row], {head: mask[row, 0] for head, mask in masks.items()})
-        for row in range(len(states))
-    ]
+    features = net._features(states, net.get_initial_hidden(len(states)), None)[0]
+    rows = []
+    for row in range(len(states)):
+        of_row = over(features, lambda part, row=row: part[row])
+        masks_of_row = {head: mask[row, 0] for head, mask in masks.items()}
+        rows.append(enumerate_all(net, of_row, masks_of_row))
+    return rows
 
 
 # -- exactness -------------------------------------------------------------------------------------
@@ -200,8 +209,9 @@ def entropy_gradient(net, head, op_bias=0.0, op=OP_WAIT):
     """
     states = torch.linspace(-1, 1, STATE_DIM).expand(1, 1, -1)
     with torch.no_grad():
-        for policy_head in net.policy_heads.values():
-            policy_head[-1].bias.zero_()
+        for layer in ends_of(net.policy_heads):
+            if layer.bias is not None:
+                layer.bias.zero_()
         net.policy_heads["op"][-1].bias[OP_GERMINATE] += op_bias
     stored = {**waits(1, 1), "op": torch.full((1, 1), op)}
     net.zero_grad()
@@ -214,7 +224,7 @@ def entropy_gradient(net, head, op_bias=0.0, op=OP_WAIT):
 @pytest.mark.parametrize("head", ["slot", "blueprint", "blend"])
 def test_a_head_that_was_possible_but_not_taken_still_gets_an_entropy_gradient(head):
     found, _ = entropy_gradient(small(), head)
-    assert (found[f"policy_heads.{head}.2.weight"] != 0).any()
+    assert (found[end_of(head)] != 0).any()
     taken, _ = entropy_gradient(small(), head, op=OP_GERMINATE)
     assert all(torch.equal(found[name], taken[name]) for name in found if found[name] is not None)
 
@@ -224,7 +234,7 @@ def test_that_gradient_is_weighted_by_the_probability_of_the_op(head):
     likely, much = entropy_gradient(small(), head, 2.0)
     rare, little = entropy_gradient(small(), head, -2.0)
     assert much > 5 * little
-    name = f"policy_heads.{head}.2.weight"
+    name = end_of(head)
     torch.testing.assert_close(rare[name] / little, likely[name] / much, rtol=1e-4, atol=1e-6)
 
 
@@ -232,7 +242,7 @@ def test_that_gradient_is_weighted_by_the_probability_of_the_op(head):
 def test_the_weight_itself_has_no_gradient_so_that_no_earlier_head_is_bribed(head):
     found, _ = entropy_gradient(small(), head)
     for earlier in HEADS[: HEADS.index(head)]:
-        grad = found[f"policy_heads.{earlier}.2.weight"]
+        grad = found[end_of(earlier)]
         assert grad is None or (grad == 0).all()
 
 
@@ -242,7 +252,7 @@ def test_a_head_whose_op_is_masked_gets_no_entropy_gradient():
     found = net.evaluate_actions(states, waits(3, 2), masks, net.get_initial_hidden(3))
     assert (found.entropy["blueprint"] == 0).all()
     found.entropy["blueprint"].sum().backward()
-    assert (net.policy_heads["blueprint"][-1].weight.grad == 0).all()
+    assert (net.policy_heads["blueprint"].last.weight.grad == 0).all()
 
 
 # -- what counts for the mean ----------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tamiyo.policy_cases import (
     STATE_DIM,
     as_arguments,
     build,
+    ends_of,
     joint_masks,
     plain_masks,
     sharpen,
@@ -116,8 +117,9 @@ def test_heads_of_different_sizes_keep_to_their_own_masks(place, deterministic):
 def test_negative_logits_do_not_lead_to_a_masked_choice(deterministic):
     net, masks = build(5), joint_masks(500, slots=5)
     with torch.no_grad():
-        for head in net.policy_heads.values():
-            head[-1].bias.fill_(-1000.0)
+        for layer in ends_of(net.policy_heads):
+            if layer.bias is not None:
+                layer.bias.fill_(-1000.0)
     choices, *_ = net.get_action(
         torch.randn(500, STATE_DIM), **as_arguments(masks), deterministic=deterministic
     )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.kasmina.blueprints import REGISTRY, SHAM
-from esper.leyline.errors import SettingError
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.tamiyo.observation import (
@@ -23,10 +22,8 @@ from esper.tamiyo.observation import (
     TELEMETRY_FEATURES,
     UNKNOWN,
     feature_names,
-    observe,
     signals_to_features,
 )
-from esper.tamiyo.signals import SignalTracker
 from tamiyo.observed_episodes import THREE, epoch_signals, reports_of, tracker_after
 
 BASE = [
@@ -147,31 +144,6 @@ def test_a_blueprint_of_the_users_own_needs_no_new_width(monkeypatch):
         0.0,
     ]
     assert described["depth"] == pytest.approx(2 / 3)
-
-
-def test_observations_of_many_hosts_are_stacked():
-    trackers = [tracker_after(epoch_signals(loss)) for loss in (0.2, 0.4, 0.6)]
-    both = observe(trackers), observe(trackers, use_telemetry=False)
-    assert [array.shape for array in both] == [(3, 80), (3, 50)]
-    assert both[0].dtype == np.float32
-    assert both[0][:, 3] == pytest.approx([0.2, 0.4, 0.6])
-
-
-def test_a_trackers_own_scale_slots_and_reports_are_used():
-    tracker = tracker_after(
-        epoch_signals(1.0), scale=2.0, reports=reports_of(r0c1={**BLENDING, "alpha": 0.5})
-    )
-    row = dict(zip(feature_names(THREE), observe([tracker])[0].tolist(), strict=True))
-    assert (row["held_out_loss"], row["r0c1.alpha"]) == (0.5, 0.5)
-
-
-@pytest.mark.parametrize("tracker", ["fresh", "loaded"])
-def test_before_its_first_epoch_a_tracker_has_nothing_to_show(tracker):
-    empty = SignalTracker(THREE, 1.0)
-    if tracker == "loaded":
-        empty.load(tracker_after(epoch_signals()).state())
-    with pytest.raises(SettingError, match=r"update\("):
-        observe([empty])
 
 
 # -- the host --------------------------------------------------------------------------------------

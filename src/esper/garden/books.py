@@ -111,9 +111,9 @@ class Books:
         self.ledger.settle(measured, time.perf_counter() - started)
         self.ledger.peak_params = max(self.ledger.peak_params, model.total_params)
 
-    def charge_decision(self, seconds: float) -> None:
-        """Charge the time of one decision; a rule costs no FLOPs."""
-        self.ledger.settle([Charge("policy", 1, 0)], seconds)
+    def charge_decision(self, flops: int, seconds: float) -> None:
+        """Charge one decision; a rule costs no FLOPs."""
+        self.ledger.settle([Charge("policy", 1, flops)], seconds)
 
     @contextmanager
     def measuring(

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from esper.episodes import (
     act,
+    ask_policy,
     decide,
+    decision_flops,
     facts_of,
     name_modules,
     report_changes,
@@ -27,7 +29,7 @@ from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
 from esper.garden.controls import Start
-from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals
+from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals, track
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
 from esper.garden.taking_home import TakingHome
@@ -49,6 +51,7 @@ from esper.runtime.executors.structure import compiled_key
 from esper.runtime.ledger import Ledger
 from esper.tamiyo.policies import Policy
 from esper.tamiyo.policy_names import build_policy
+from esper.tamiyo.readings import Sight
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch
@@ -63,7 +66,7 @@ class Garden(PlantingByHand, TakingHome):
 
     Attributes:
         model: the `MorphogeneticModel` to train; it is called like the host.
-        policy: what decides; `policy_name` names it.
+        policy: what decides; `policy_name` names it, and `facts` is what it was built for.
         memory: what the policy remembers.
         by_hand: slots whose live seed `plant` planted.
         epoch: how many steps were made.
@@ -122,7 +125,8 @@ class Garden(PlantingByHand, TakingHome):
         self.model = model
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
-        self.policy = build_policy(policy, facts_of(model, model.settings.epochs))
+        self.facts = facts_of(model, model.settings.epochs)
+        self.policy = build_policy(policy, self.facts)
         self.policy_name = keeping.name_policy(policy, self.policy)
         self._evaluation = Evaluation(model, higher_is_better)
         self.higher_is_better = self._evaluation.higher_is_better
@@ -457,19 +461,24 @@ class Garden(PlantingByHand, TakingHome):
         started = time.perf_counter()
         events: list[Event] = []
         self.by_hand = {slot_id for slot_id in self.by_hand if view.reports[slot_id].is_live}
+        horizon = self.model.settings.epochs
+
+        def look() -> Sight:
+            return Sight(track(self.history, horizon, link, view), view, self.facts)
+
         for decision in decide(
             self.policy,
             view,
             self.memory,
-            read_signals(self.history, self.model.settings.epochs, link),
+            read_signals(self.history, horizon, link),
             look=self.model.view,
-            ask=processes.ask_first(partial(self.policy.decide, None)),
+            ask=processes.ask_first(ask_policy(self.policy, look)),
             by_hand=self.by_hand,
         ):
             carry_out = partial(self.model.act, view=decision.view)
             events += act(carry_out, self.model.space, decision.choice, 0, epoch)
             self.memory = decision.memory
-        self.books.charge_decision(time.perf_counter() - started)
+        self.books.charge_decision(decision_flops(self.policy), time.perf_counter() - started)
         taken = [event.op for event in events if isinstance(event, ActionTaken)]
         if OP_NAMES[OP_GERMINATE] in taken and link.is_rate_low:
             events.append(hints.hint_of_low_rate(link, epoch))

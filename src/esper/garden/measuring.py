@@ -19,9 +19,10 @@ from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.probing import undisturbed
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.errors import MeasurementError, SettingError, is_flag
+from esper.leyline.legality import GrowthView
 from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import Charge, Phase
-from esper.tamiyo.signals import Signals, measure_trend
+from esper.tamiyo.signals import EpochSignals, Signals, TrackedSignals, follow, measure_trend
 from esper.telemetry.events import Event, HostEpoch, finite
 
 Evaluate = Callable[[], Tensor]
@@ -209,6 +210,29 @@ def read_signals(history: Sequence[Event], horizon: int | None, link: OptimizerL
         share=None if horizon is None else min(1.0, last.epoch / horizon),
         rate=link.rate / link.peak_rate if link.peak_rate > 0 else None,
     )
+
+
+def track(
+    history: Sequence[Event], horizon: int | None, link: OptimizerLink, view: GrowthView
+) -> TrackedSignals:
+    """What a learned policy reads of the epochs that the history has, as of a host of a run."""
+    tracked = None
+    for event in history:
+        if not isinstance(event, HostEpoch):
+            continue
+        epoch = EpochSignals(
+            progress=None if horizon is None else min(1.0, event.epoch / horizon),
+            lr_share=link.rate / link.peak_rate if link.peak_rate > 0 else None,
+            train_loss=event.train_loss,
+            held_out_loss=event.held_out_loss,
+            train_accuracy=None,
+            held_out_accuracy=event.held_out_score,
+            params_share=view.params_used / (view.budget or view.params_used),
+            seeds_share=view.seeds_used / (view.max_seeds or max(view.seeds_used, 1)),
+        )
+        tracked = follow(tracked, epoch)
+    assert tracked is not None, "a policy is asked after an epoch"
+    return tracked
 
 
 def looks_unpaired(base: Tensor, others: Iterable[Tensor]) -> bool:

@@ -76,8 +76,11 @@ class TrainingConfig(HostsConfig):
     """
     out: Path = Field(default=Path("runs/ppo"), description="run folder")
     observe_telemetry: bool = Field(
-        default=True, description="whether the policy sees the ten telemetry features of each slot"
+        default=True, description="whether the policy reads gradients and greedy scores of slots"
     )
+    drop_readings: float = Field(default=0.0, ge=0, le=1)
+    """chance of each group of readings to be absent in an episode; a policy that learns with some
+    absent can act in a loop that lacks them"""
     keep_checkpoints: int = Field(
         default=3, ge=1, description="newest checkpoints that are kept, beside the best"
     )
@@ -135,6 +138,11 @@ class TrainingConfig(HostsConfig):
         decisions = self.rounds * self.hosts * (self.task.build().epochs - 1)
         changes = {"ppo": self.ppo.annealed_over(decisions), "task": self.settled_task}
         return self.model_copy(update=changes)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Groups of readings that the policy never gets."""
+        return () if self.observe_telemetry else ("telemetry",)
 
     @property
     def family(self) -> str:

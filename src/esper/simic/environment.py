@@ -9,7 +9,7 @@ The last step ends with one more measurement, of the network without its undecid
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ from esper.simic.contributions import ContributionBook, Worth
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, reward_parts
 from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
-from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import LARGEST, feature_names, observe
+from esper.tamiyo.layout import ObservationLayout
+from esper.tamiyo.masks import compute_batch_masks, pad_masks
 from esper.tamiyo.policy_files import Layout
+from esper.tamiyo.readings import FURTHEST, draw_lacking, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
@@ -92,7 +93,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         folder: where twins are kept.
         weights: reward terms by name; `esper.simic.rewards.FAMILIES` has sets of them.
         gamma: the discount with which what is earned will be added up.
-        use_telemetry: whether observations have the telemetry features of each slot.
+        lacking: groups of readings that no observation has (`esper.tamiyo.readings.GROUPS`).
+        drop_readings: chance of each group to be absent in an episode, as in a loop that lacks it.
+        layout: where the numbers of an observation lie, and how wide masks are; by default as many
+            slots and blueprints as the host has.
         first: number of the first host in events, where other processes have hosts too.
         population: how to run hosts, as `Population` takes it (devices, executor, amp,
             data_root, splits).
@@ -123,7 +127,9 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         folder: str | Path,
         weights: Mapping[str, float] | None = None,
         gamma: float = 0.99,
-        use_telemetry: bool = True,
+        lacking: Collection[str] = (),
+        drop_readings: float = 0.0,
+        layout: ObservationLayout | None = None,
         first: int = 0,
         **population: Any,
     ):
@@ -147,7 +153,11 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         if not is_number(gamma, 0) or gamma > 1:
             raise SettingError(f"gamma is {gamma!r}; a discount lies between 0 and 1.")
         self.gamma = float(gamma)
-        self.use_telemetry = use_telemetry
+        self.lacking = frozenset(lacking)
+        if not is_number(drop_readings, 0) or drop_readings > 1:
+            raise SettingError(f"drop_readings is {drop_readings!r}; a chance is from 0 to 1.")
+        self.drop_readings = float(drop_readings)
+        self.lacks = [self.lacking] * count
         self.first = first
         twins = raise_twins(task, self.host_seeds, Path(folder), **population)
         assert twins is not None  # no should_stop was given that could end it
@@ -161,10 +171,13 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
         self.space = self.population.runs[0].model.space
-        self.heads = HeadSpec.growth(*self.space.sizes[1:])
-        self.width = len(feature_names(self.space.slots, use_telemetry))
-        self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
-        self.single_action_space = gym.spaces.MultiDiscrete(list(self.space.sizes))
+        _, slots, blueprints, blends = self.space.sizes
+        self.layout = layout or ObservationLayout(slots, blueprints)
+        self.heads = HeadSpec.growth(self.layout.num_slots, self.layout.num_blueprints, blends)
+        self.width = self.layout.width
+        bounds = (-FURTHEST, FURTHEST)
+        self.single_observation_space = gym.spaces.Box(*bounds, (self.width,), np.float32)
+        self.single_action_space = gym.spaces.MultiDiscrete(list(self.heads.sizes))
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
         self.seed = 0
@@ -175,7 +188,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
 
     def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
         """What a policy of these widths is built for if it learns here."""
-        return Layout.of(self.space, self.use_telemetry, hidden_dim, head_dim)
+        return Layout.of(self.space, hidden_dim, head_dim, lacking=self.lacking)
 
     def parts(self) -> list["GrowthVectorEnv"]:
         """Views of these hosts to step in turn.
@@ -199,6 +212,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         part.population = self.population.part(hosts)
         part.episodes = Episodes(part.population, part.first)
         part.books = self.books[rows]
+        part.lacks = self.lacks[rows]
         part.is_over = self.is_over[rows]
         part.accuracy = self.accuracy[rows]
         part.loss = self.loss[rows]
@@ -236,6 +250,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         turn, index = divmod(self.begun, len(self.host_seeds))
         order = np.random.default_rng([self.seed, turn]).permutation(len(self.host_seeds))
         self.episodes.begin(host, self.host_seeds[order[index]])
+        draw = np.random.default_rng([self.seed, 1, self.begun])
+        self.lacks[host] = self.lacking | draw_lacking(self.drop_readings, draw)
         self.begun += 1
         self.accuracy[host] = self.task.chance
         self.loss[host] = -math.log(self.task.chance)
@@ -384,13 +400,14 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:
         """Observations and info of all hosts as they stand."""
         info = {
-            "action_mask": compute_batch_masks(self.episodes.views),
+            "action_mask": pad_masks(compute_batch_masks(self.episodes.views), self.layout),
             "reports": [view.reports for view in self.episodes.views],
             "ledger": [run.ledger.counts() for run in self.population.runs],
             "events": happened,
             **more,
         }
-        return observe(self.episodes.trackers, self.use_telemetry), info
+        sights = [self.episodes.sight(host) for host in range(self.num_envs)]
+        return observe(sights, self.layout, self.lacks), info
 
 
 def _chained(earlier: list[list[Event]], later: list[list[Event]]) -> list[list[Event]]:

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 
-from esper.episodes import decision_flops
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
@@ -173,7 +172,8 @@ def build_environment(
             folder=folder,
             weights=weights_of(config.family, config.reward.weights),
             gamma=config.ppo.gamma,
-            use_telemetry=config.observe_telemetry,
+            lacking=config.lacking,
+            drop_readings=config.drop_readings,
             first=hosts.start,
             **way_to_run,
         )
@@ -191,9 +191,9 @@ def build_agent(
 ) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
     ppo = config.settled().ppo
-    layout = Layout.of(env.space, config.observe_telemetry, ppo.hidden_dim, ppo.head_dim)
+    layout = env.layout_of(ppo.hidden_dim, ppo.head_dim)
     with own_randomness(mix_seed(config.seed, 11)):
-        network = layout.build()
+        network = layout.build().for_space(env.layout, env.space.blends)
     network.lean_to_wait(config.initial_wait)
     network.to(parse_devices([config.policy_device])[0])
     codecs = Codecs(
@@ -210,7 +210,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
 
     `total` is the number of hosts on all ranks; None: there are no others.
     """
-    ops, slots, blueprints, blends = env.space.sizes
+    ops, slots, blueprints, blends = env.heads.sizes
     mask_shapes: dict[str, tuple[int, ...]] = {
         "op": (ops,),
         "slot": (ops, slots),
@@ -296,7 +296,7 @@ def play_part(
     env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
-    flops = decision_flops(agent.network)
+    flops = agent.network.decision_flops
     is_playing = torch.ones(env.num_envs, dtype=torch.bool, device=agent.device)
     # episodes begin with the rollout, where the memory is zero already
     begins = torch.zeros_like(is_playing)

@@ -3,6 +3,7 @@
 A *case* of a head is one combination of the choices that it sees.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GERMINATE
+
+SLOT_OPS = (OP_GERMINATE, OP_CULL, OP_FOSSILIZE)
+"""Ops that need a slot."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,17 @@ class HeadSpec:
     def growth(cls, num_slots: int, num_blueprints: int, num_blends: int) -> Self:
         """op -> slot -> blueprint -> blend; only germinating needs a blueprint and a blend."""
         op = Head("op", NUM_OPS)
-        slot = Head("slot", num_slots, mask_by="op", used_by=(OP_GERMINATE, OP_CULL, OP_FOSSILIZE))
+        slot = Head("slot", num_slots, mask_by="op", used_by=SLOT_OPS)
         blueprint = Head("blueprint", num_blueprints, mask_by="slot", used_by=(OP_GERMINATE,))
         blend = Head("blend", num_blends, used_by=(OP_GERMINATE,))
         return cls((op, slot, blueprint, blend), chained=True)
+
+
+def count_cases(spec: HeadSpec, index: int) -> int:
+    """In how many cases a head is asked: combinations of the earlier choices that it sees."""
+    uses = spec.uses(spec.heads[index])
+    sizes = [earlier.size for earlier in spec.earlier(index)]
+    return math.prod([len(uses), *sizes[1:]] if sizes else [])
 
 
 def mask_cases(spec: HeadSpec, index: int, mask: Tensor | None) -> Tensor | None:

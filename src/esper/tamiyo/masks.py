@@ -22,6 +22,7 @@ from esper.leyline.legality import FlopsView, GrowthView, legal_plantings, refus
 from esper.leyline.reports import SeedMetrics, SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+from esper.tamiyo.layout import ObservationLayout
 
 Masks = dict[str, NDArray[np.bool_]]
 """By head: op [ops], slot [ops, S], blueprint [S, blueprints], blend [blends].
@@ -155,6 +156,20 @@ def only_waiting(masks: Masks) -> Masks:
     for mask in closed.values():
         mask[..., 0] = True
     return closed
+
+
+def pad_masks(masks: Masks, layout: ObservationLayout) -> Masks:
+    """Masks of N hosts as wide as a layout; slots and blueprints that no host has are closed."""
+    count, ops, slots = masks["slot"].shape
+    blueprints = masks["blueprint"].shape[-1]
+    if (slots, blueprints) == (layout.num_slots, layout.num_blueprints):
+        return masks
+    slot = np.zeros((count, ops, layout.num_slots), bool)
+    slot[..., :slots] = masks["slot"]
+    blueprint = np.zeros((count, layout.num_slots, layout.num_blueprints), bool)
+    blueprint[:, :slots, :blueprints] = masks["blueprint"]
+    blueprint[:, slots:, 0] = True
+    return {**masks, "slot": slot, "blueprint": blueprint}
 
 
 def masks_for(view: GrowthView) -> Masks:

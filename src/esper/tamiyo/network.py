@@ -1,62 +1,58 @@
-"""The recurrent policy: observation -> LSTM -> one masked head per choice, and a value.
+"""The networks that decide: a plain one for foreign problems, and one that reads sets for growth.
 
-It does not learn. Shapes: N hosts, T steps, R = N x T rows, D features.
+Shapes: N hosts, T steps, R = N x T rows, H wide, S slots, K blueprints.
 """
 
+import copy
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.leyline.errors import CheckpointMismatchError, UnknownNameError
+from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import (
+    BLEND_IDS,
     NUM_BLENDS,
     NUM_BLUEPRINTS,
     OP_FOSSILIZE,
     OP_WAIT,
 )
-from esper.tamiyo.distributions import (
-    MaskedCategorical,
-    at_least_single,
-    masked_log_softmax,
-    normalised_entropy,
-    require_choices,
+from esper.tamiyo.actor_critic import (
+    ActorCritic,
+    Decision,
+    Evaluation,
+    MaskSet,
+    PerHead,
+    initialise,
+    layers_of,
+    perceptron,
 )
-from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
-from esper.tamiyo.normalising import Pool, RunningMeanStd
+from esper.tamiyo.attention import TokenAttention, pool_slots
+from esper.tamiyo.heads import Head, HeadSpec, count_cases
+from esper.tamiyo.layout import AnyLayout, PlainLayout
+from esper.tamiyo.normalising import RunningMeanStd, TokenMeanStd
+from esper.tamiyo.pointers import BlendPointer, BlueprintPointer, SlotPointer
 from esper.tamiyo.recurrence import Hidden, run_sequences
 
-PerHead = dict[str, Tensor]
-MaskSet = Mapping[str, Tensor]
+__all__ = [
+    "ActorCritic",
+    "Decision",
+    "Evaluation",
+    "FactoredRecurrentActorCritic",
+    "MaskSet",
+    "PerHead",
+    "RecurrentActorCritic",
+]
 
 
-class Decision(NamedTuple):
-    """What the network chose; every tensor is [N] for one step, [N, T] for several."""
+class RecurrentActorCritic(ActorCritic):
+    """A policy for any specification of heads: observation -> LSTM -> one head per choice.
 
-    choices: PerHead  # 0 where a head is unused
-    log_probs: PerHead
-    values: Tensor
-    hidden: Hidden
-
-
-class Evaluation(NamedTuple):
-    """What the network says now about decisions made earlier; every tensor is [N, T]."""
-
-    log_probs: PerHead
-    values: Tensor
-    entropy: PerHead  # expected over the earlier choices, normalised to 0 .. 1
-    hidden: Hidden
-
-
-class RecurrentActorCritic(nn.Module):
-    """A policy for any specification of heads.
-
-    Batch first: states are [N, T, D], or [N, D] for one step. A chained head's features are the
-    LSTM's output plus an embedding of each earlier choice. The sum passes a layer before the
-    logits, so what a choice means may depend on the state.
+    A chained head's features are the LSTM's output plus an embedding of each earlier choice. The
+    sum passes a layer before the logits, so what a choice means may depend on the state.
     """
 
     def __init__(
@@ -67,309 +63,100 @@ class RecurrentActorCritic(nn.Module):
         self.spec = spec
         self.hidden_dim = hidden_dim
         self.head_dim = head_dim
+        self.memory_width = hidden_dim
         self.observation_stats = RunningMeanStd(state_dim)
         self.return_stats = RunningMeanStd(1)
         self.encoder = nn.Sequential(nn.Linear(state_dim, hidden_dim), nn.Tanh())
         self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
         self.policy_heads = nn.ModuleDict()
         for head in spec.heads:
-            self.policy_heads[head.name] = _perceptron(hidden_dim, head_dim, head.size)
+            self.policy_heads[head.name] = perceptron(hidden_dim, head_dim, head.size)
         self.embeddings = nn.ModuleDict()  # of the choices that later heads see
         for head in spec.heads[:-1] if spec.chained else ():
             self.embeddings[head.name] = nn.Embedding(head.size, hidden_dim)
-        self.value_head = _perceptron(hidden_dim, head_dim, 1)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Orthogonal weights; a fresh policy is close to even, and values every state alike.
-
-        A random value would be noise in the first advantages, larger than rewards that are rare.
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.orthogonal_(module.weight, math.sqrt(2))
-                nn.init.zeros_(module.bias)
-        for name, parameter in self.lstm.named_parameters():
-            if "weight" in name:
-                nn.init.orthogonal_(parameter)
-            else:
-                nn.init.zeros_(parameter)
-        for perceptron in (*self.policy_heads.values(), self.value_head):
-            nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)
+        self.value_head = perceptron(hidden_dim, head_dim, 1)
+        ends = (*self.policy_heads.values(), self.value_head)
+        initialise(self, [layers_of(end).last for end in ends])
 
     @property
-    def max_entropies(self) -> dict[str, float]:
-        """Largest entropy of each head in nats, at least 1: a scale for reports."""
-        return {head.name: max(math.log(head.size), 1.0) for head in self.spec.heads}
+    def decision_flops(self) -> int:
+        """FLOPs of one decision: a multiplication and an addition for each weight."""
+        return 2 * sum(parameter.numel() for parameter in self.parameters())
 
-    def get_initial_hidden(self, count: int, device: torch.device | None = None) -> Hidden:
-        """The state in which `count` episodes begin, where the weights are or on `device`."""
-        weight = _layers(self.value_head).last.weight
-        zeros = weight.new_zeros(1, count, self.hidden_dim, device=device)
-        return zeros, zeros.clone()
-
-    def look(self, states: Tensor, hidden: Hidden) -> Tensor:
-        """Values [N] of one more step [N, D].
-
-        The caller continues with the state from before.
-        """
-        features, _ = self._features(states[:, None], hidden, None)
-        return self._values(features[:, 0])
-
-    def follow(self, states: Tensor, hidden: Hidden, starts: Tensor | None = None) -> Hidden:
-        """The state after some steps [N, T, D]; `starts` is as in `run_sequences`."""
-        _, after = self._features(states, hidden, starts)
-        return after
+    @property
+    def judging_flops(self) -> int:
+        """FLOPs of judging a stored decision: each head is asked in every case."""
+        repeated = 0
+        for index, head in enumerate(self.spec.heads):
+            last = layers_of(self.policy_heads[head.name]).last
+            repeated += (count_cases(self.spec, index) - 1) * 2 * last.weight.numel()
+        return self.decision_flops + repeated
 
     def _features(
         self, states: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool = True
     ) -> tuple[Tensor, Hidden]:
-        """What the heads read, [N, T, H], and the state after the last step."""
         encoded = self.encoder(self.observation_stats.normalise(states))
         remembered, hidden = run_sequences(
             self.lstm, encoded, hidden, starts, needs_state=needs_state
         )
         return encoded + remembered, hidden
 
-    def _values(self, features: Tensor) -> Tensor:
-        """Expected returns in the environment's own units."""
-        scaled = at_least_single(self.value_head(features))
-        mean = self.return_stats.mean.to(scaled.dtype)
-        std = self.return_stats.std.to(scaled.dtype)
-        return (scaled * std + mean).squeeze(-1)
+    def _whole(self, features: Tensor) -> Tensor:
+        return features
 
-    def _masks_by_head(
-        self, masks: MaskSet | None, single_masks: Mapping[str, Tensor | None]
-    ) -> MaskSet:
-        """All masks that there are; a name that no head has is refused."""
-        if not single_masks:
-            return masks or {}
-        known = {f"{name}_mask": name for name in self.spec.names}
-        by_head = dict(masks or {})
-        for argument, mask in single_masks.items():
-            if argument not in known:
-                raise UnknownNameError("argument", argument, [*known])
-            if mask is not None:
-                by_head[known[argument]] = mask
-        return by_head
-
-    def _case(
-        self, index: int, features: Tensor, masks: MaskSet, choices: PerHead
-    ) -> MaskedCategorical:
-        """One head in one case: that of the choices made so far.
-
-        `_cases` has all cases, whatever might have been chosen.
-        """
-        head = self.spec.heads[index]
-        layers = _layers(self.policy_heads[head.name])
+    def _case_logits(self, index: int, features: Tensor, choices: PerHead) -> Tensor:
+        layers = layers_of(self.policy_heads[self.spec.heads[index].name])
         inner = layers.first(features)
-        mask = masks.get(head.name)
         for earlier in self.spec.earlier(index):
             inner = inner + F.embedding(choices[earlier.name], self._shift(layers.first, earlier))
-        if mask is not None and head.mask_by is not None and mask.dim() != features.dim():
-            # of the mask's rows the one that the earlier choice selects
-            row = choices[head.mask_by][..., None, None]
-            row = row.expand(*mask.shape[:-2], 1, mask.shape[-1])
-            mask = mask.gather(-2, row).squeeze(-2)
-        return MaskedCategorical(layers.last(layers.activation(inner)), mask, head=head.name)
+        return layers.last(layers.activation(inner))
 
-    def _shift(self, first: nn.Linear, earlier: Head) -> Tensor:
-        """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
-        return F.linear(cast(nn.Embedding, self.embeddings[earlier.name]).weight, first.weight)
-
-    def _is_used(self, head: Head, choices: PerHead) -> Tensor | None:
-        """Where the first choice has a use for this head; None is everywhere."""
-        if head.used_by is None:
-            return None
-        first = self.spec.heads[0]
-        op = choices[first.name]
-        uses = [choice in head.used_by for choice in range(first.size)]
-        return torch.tensor(uses, device=op.device)[op]
-
-    def get_action(
-        self,
-        states: Tensor,
-        hidden: Hidden | None = None,
-        masks: MaskSet | None = None,
-        deterministic: bool = False,
-        generator: torch.Generator | None = None,
-        noise: Tensor | None = None,
-        **single_masks: Tensor | None,
-    ) -> Decision:
-        """Decide for N hosts, head by head.
-
-        It draws with the `generator`, or by `noise`: even draws, [N, heads, widest head].
-
-        Args:
-            states: what is seen, [N, D] for one step, [N, T, D] for several.
-            hidden: the state before the first step; None: episodes begin here.
-            masks: what is possible, by head; a head without a mask has all choices.
-            deterministic: take the likeliest choice instead of drawing one.
-            generator: where draws come from.
-            noise: the draws themselves.
-            single_masks: masks of single heads by argument, such as `slot_mask`.
-        """
-        masks = self._masks_by_head(masks, single_masks)
-        is_step = states.dim() == 2
-        if is_step:
-            states = states[:, None]
-        if hidden is None:
-            hidden = self.get_initial_hidden(len(states))
-        features, hidden = self._features(states, hidden, None)
-        if is_step:
-            features = features[:, 0]
-        first = self.spec.heads[0]
-        choices: PerHead = {}
-        log_probs: PerHead = {}
-        for index, head in enumerate(self.spec.heads):
-            used = self._is_used(head, choices)
-            # with noise of its own, a head that no host uses takes no draws from others
-            if used is not None and noise is not None and not bool(used.any()):
-                choices[head.name] = torch.zeros_like(choices[first.name])
-                log_probs[head.name] = torch.zeros_like(log_probs[first.name])
-                continue
-            drawn = self._case(index, features, masks, choices)
-            if deterministic:
-                choice = drawn.mode()
-            else:
-                noise_of_head = None if noise is None else noise[..., index, : head.size]
-                choice = drawn.sample(generator, noise_of_head)
-            log_prob = drawn.log_prob(choice)
-            if used is not None:
-                choice = torch.where(used, choice, 0)
-                log_prob = torch.where(used, log_prob, 0)
-            choices[head.name] = choice
-            log_probs[head.name] = log_prob
-        return Decision(
-            choices=choices, log_probs=log_probs, values=self._values(features), hidden=hidden
-        )
-
-    def _cases(self, index: int, features: Tensor, masks: MaskSet) -> tuple[Tensor, Tensor | None]:
-        """A head's log-probabilities [R, cases ..., size] and mask.
-
-        Sums in the order of `_case`, for equal bits.
-        """
+    def _cases_logits(self, index: int, features: Tensor) -> Tensor:
+        """Sums in the order of `_case_logits`, for equal bits."""
         head = self.spec.heads[index]
-        layers = _layers(self.policy_heads[head.name])
+        layers = layers_of(self.policy_heads[head.name])
         inner = layers.first(features)  # [R, width]
         for axis, earlier in enumerate(self.spec.earlier(index)):
             shift = self._shift(layers.first, earlier)
             if axis == 0:
                 shift = shift[list(self.spec.uses(head))]
             inner = inner.unsqueeze(-2) + shift  # [R, earlier cases ..., choices, width]
-        mask = mask_cases(self.spec, index, masks.get(head.name))
-        return masked_log_softmax(layers.last(layers.activation(inner)), mask), mask
+        return layers.last(layers.activation(inner))
 
-    def evaluate_actions(
-        self,
-        states: Tensor,
-        actions: PerHead,
-        masks: MaskSet | None = None,
-        hidden: Hidden | None = None,
-        starts: Tensor | None = None,
-        needs_state: bool = True,
-        **single_masks: Tensor | None,
-    ) -> Evaluation:
-        """Judge stored decisions [N, T] under the present weights.
-
-        A mask that allows nothing where earlier choices may lead is refused, as in `get_action`.
-
-        Args:
-            states: what was seen, [N, T, D].
-            actions: what was chosen, by head.
-            masks: what was possible, by head.
-            hidden: what the rows began with; None: episodes begin with them.
-            starts: where episodes begin, as in `run_sequences`.
-            needs_state: whether the state after the rows is asked for, as in `run_sequences`.
-            single_masks: masks of single heads by argument, such as `slot_mask`.
-        """
-        masks = self._masks_by_head(masks, single_masks)
-        if hidden is None:
-            hidden = self.get_initial_hidden(len(states))
-        features, hidden = self._features(states, hidden, starts, needs_state)
-        shape = features.shape[:-1]
-        rows = features.flatten(0, 1)
-        flat = {name: mask.flatten(0, 1) for name, mask in masks.items()}
-        choices = {name: action.flatten() for name, action in actions.items()}
-        certain = at_least_single(rows.new_ones(len(rows)))
-        probs: list[Tensor] = []
-        log_probs: PerHead = {}
-        entropy: PerHead = {}
-        for index, head in enumerate(self.spec.heads):
-            cases, mask = self._cases(index, rows, flat)
-            reach = reach_cases(self.spec, index, certain, probs)
-            if mask is not None:
-                possible = mask.any(-1) | (reach == 0)
-                require_choices(possible.view(*shape, -1), head.name, row="row")
-            probs.append(cases.detach().exp())
-            log_probs[head.name] = self._taken(index, cases, choices).view(shape)
-            uncertain = normalised_entropy(cases, mask)
-            entropy[head.name] = (reach * uncertain).view(len(rows), -1).sum(1).view(shape)
-        return Evaluation(
-            log_probs=log_probs, values=self._values(features), entropy=entropy, hidden=hidden
-        )
-
-    def _taken(self, index: int, cases: Tensor, choices: PerHead) -> Tensor:
-        """Log-probability of the stored choice in the case of the stored earlier choices.
-
-        It is 0 where the head is not used.
-        """
-        head = self.spec.heads[index]
-        uses = list(self.spec.uses(head))
-        case = torch.zeros_like(choices[head.name])  # number of the case in each row
-        for axis, earlier in enumerate(self.spec.earlier(index)):
-            choice = choices[earlier.name]
-            if axis == 0:
-                position = torch.zeros(earlier.size, dtype=torch.long, device=choice.device)
-                position[uses] = torch.arange(len(uses), device=choice.device)
-                choice = position[choice]
-            case = case * earlier.size + choice
-        entry = case * head.size + choices[head.name]
-        log_prob = cases.flatten(1).gather(1, entry[:, None]).squeeze(1)
-        used = self._is_used(head, choices)
-        return log_prob if used is None else torch.where(used, log_prob, 0)
-
-    @torch.no_grad()
-    def update_return_stats(self, returns: Tensor, pool: Pool = lambda values: values) -> None:
-        """Take in the returns of a rollout.
-
-        The last layer is rescaled so that no value changes by it.
-        """
-        old_mean = self.return_stats.mean.clone()
-        old_std = self.return_stats.std.clone()
-        self.return_stats.update(returns.reshape(-1, 1), pool)
-        std = self.return_stats.std
-        last = _layers(self.value_head).last
-        last.weight.copy_(last.weight * (old_std / std))
-        last.bias.copy_((last.bias * old_std + old_mean - self.return_stats.mean) / std)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load weights.
-
-        Those of another shape are refused before anything changes, with the reason and the way out.
-        """
-        mismatches = []
-        for name, value in self.state_dict().items():
-            here = tuple(value.shape)
-            there = tuple(state_dict[name].shape) if name in state_dict else here
-            if there != here:
-                mismatches.append(f"{name} is {there} in the weights and {here} here")
-        if mismatches:
-            raise CheckpointMismatchError(
-                f"size mismatch: {'; '.join(mismatches)}. A policy fits one number of slots, list "
-                "of blueprints, layout and width (hidden_dim, head_dim) only; build it for those, "
-                "or train a new one (docs/checkpoints.md)."
-            )
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+    def _shift(self, first: nn.Linear, earlier: Head) -> Tensor:
+        """What each choice of an earlier head adds in a head's first layer: [choices, width]."""
+        return F.linear(cast(nn.Embedding, self.embeddings[earlier.name]).weight, first.weight)
 
 
-class FactoredRecurrentActorCritic(RecurrentActorCritic):
-    """The growth policy: op -> slot -> blueprint -> blend.
+class Features(NamedTuple):
+    """What the heads of the growth policy read; the first axes are those of the states."""
 
-    Each is conditioned on and masked by the choices before it.
+    whole: Tensor  # [..., H]
+    slots: Tensor  # [..., S, H]
+    blueprints: Tensor  # [..., K, G], as they are described
+    pairs: Tensor  # [..., S, K, P]
+
+
+class FactoredRecurrentActorCritic(ActorCritic):
+    """The growth policy: op -> slot -> blueprint -> blend, for any slots and blueprints.
+
+    The host and each slot are tokens that look at each other. One recurrent cell remembers the
+    host, another one each slot. Slots and blueprints are pointed at: their number is in no weight,
+    and blueprints are known by how they are described. A permutation of slots permutes the answer.
+
+    Args:
+        state_dim: numbers in one observation.
+        num_slots: S.
+        num_blueprints: K; the first one is none.
+        num_blends: how many of the built-in blends there are, where they are not named.
+        hidden_dim: H.
+        head_dim: width inside a head.
+        layout: what the numbers are; by default they are anybody's own, and slots and blueprints
+            are told apart by their numbers alone.
+        blends: names of the blends.
     """
+
+    observation_stats: TokenMeanStd
 
     def __init__(
         self,
@@ -378,11 +165,94 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         *,
         num_blueprints: int = NUM_BLUEPRINTS,
         num_blends: int = NUM_BLENDS,
-        hidden_dim: int = 128,
-        head_dim: int = 64,
+        hidden_dim: int = 64,
+        head_dim: int = 32,
+        layout: AnyLayout | None = None,
+        blends: Sequence[str] | None = None,
     ):
-        spec = HeadSpec.growth(num_slots, num_blueprints, num_blends)
-        super().__init__(state_dim, spec, hidden_dim=hidden_dim, head_dim=head_dim)
+        super().__init__()
+        layout = layout or PlainLayout(state_dim, num_slots, num_blueprints)
+        self.hidden_dim = hidden_dim
+        self.head_dim = head_dim
+        self.return_stats = RunningMeanStd(1)
+        self.observation_stats = TokenMeanStd(layout)
+        self.encoder = nn.Linear(layout.base.width, hidden_dim)
+        self.slot_encoder = nn.Linear(layout.slot.width, hidden_dim)
+        self.attention = TokenAttention(hidden_dim)
+        self.lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
+        self.slot_lstm = nn.LSTM(hidden_dim, hidden_dim, batch_first=True)
+        self.pool = nn.Linear(2 * hidden_dim, hidden_dim)
+        self.policy_heads = nn.ModuleDict()
+        self._take_space(layout, BLEND_IDS[:num_blends] if blends is None else tuple(blends))
+        sizes = (layout.blueprint.width, layout.pair.width)
+        self.policy_heads["op"] = perceptron(hidden_dim, head_dim, self.spec.heads[0].size)
+        self.policy_heads["slot"] = SlotPointer(hidden_dim, head_dim)
+        self.policy_heads["blueprint"] = BlueprintPointer(hidden_dim, head_dim, *sizes)
+        self.policy_heads["blend"] = BlendPointer(hidden_dim, head_dim, sizes[0])
+        self.value_head = perceptron(hidden_dim, head_dim, 1)
+        ends = [layers_of(self.policy_heads["op"]).last, layers_of(self.value_head).last]
+        for head in [*self.policy_heads.values()][1:]:
+            ends += cast(SlotPointer | BlueprintPointer | BlendPointer, head).ends
+        initialise(self, ends)
+
+    def _take_space(self, layout: AnyLayout, blends: tuple[str, ...]) -> None:
+        """Stand for a host of this layout with these blends."""
+        unknown = [blend for blend in blends if blend not in BLEND_IDS]
+        if unknown or not blends:
+            raise SettingError(
+                f"blends are {list(blends)}; a policy knows some or all of {', '.join(BLEND_IDS)}."
+            )
+        self.layout = layout
+        self.blends = blends
+        self.blend_columns = [BLEND_IDS.index(blend) for blend in blends]
+        self.state_dim = layout.width
+        self.memory_width = (1 + layout.num_slots) * self.hidden_dim
+        self.spec = HeadSpec.growth(layout.num_slots, layout.num_blueprints, len(blends))
+
+    def for_space(self, layout: AnyLayout, blends: Sequence[str]) -> Self:
+        """The same weights, shared, for a host with other slots, blueprints or blends."""
+        if (layout, tuple(blends)) == (self.layout, self.blends):
+            return self
+        for kind in ("base", "slot", "blueprint", "pair"):
+            if getattr(layout, kind) != getattr(self.layout, kind):
+                raise SettingError(
+                    f"the {kind} features of this policy are others than those here; build it for "
+                    f"an ObservationLayout, or train a new one (docs/checkpoints.md)."
+                )
+        other = copy.copy(self)
+        other._modules = dict(self._modules)
+        stats = copy.copy(self.observation_stats)
+        stats.layout = layout
+        other.observation_stats = stats
+        other._take_space(layout, tuple(blends))
+        return other
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots it chooses among."""
+        return self.layout.num_slots
+
+    @property
+    def decision_flops(self) -> int:
+        """FLOPs of one decision: a multiplication and an addition for each product."""
+        slots = self.layout.num_slots
+        tokens = 1 + slots
+        width = self.hidden_dim
+        products = self.encoder.weight.numel() + slots * self.slot_encoder.weight.numel()
+        products += self.attention.products(tokens) + tokens * 8 * width * width
+        products += self.pool.weight.numel()
+        for end in (self.policy_heads["op"], self.value_head):
+            layers = layers_of(end)
+            products += layers.first.weight.numel() + layers.last.weight.numel()
+        for head in [*self.policy_heads.values()][1:]:
+            pointer = cast(SlotPointer | BlueprintPointer | BlendPointer, head)
+            products += pointer.products(slots, self.layout.num_blueprints)
+        return 2 * products
+
+    @property
+    def judging_flops(self) -> int:
+        """FLOPs of judging a stored decision: it looks at all cases to decide, too."""
+        return self.decision_flops
 
     @torch.no_grad()
     def lean_to_wait(self, probability: float) -> None:
@@ -392,23 +262,12 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
         out at the end, when its host depends on it: a policy that mostly waits there learns first
         that planting harms.
         """
-        bias = _layers(self.policy_heads["op"]).last.bias
+        bias = layers_of(self.policy_heads["op"]).last.bias
         bias[[OP_WAIT, OP_FOSSILIZE]] = math.log(probability / (1 - probability))
-
-    @property
-    def slot_head(self) -> nn.Sequential:
-        """The head that chooses a slot."""
-        return cast(nn.Sequential, self.policy_heads["slot"])
-
-    @property
-    def num_slots(self) -> int:
-        """How many slots it chooses among."""
-        return _layers(self.slot_head).last.out_features
 
     def describe(self) -> str:
         """One line on what it chooses and how large it is."""
-        sizes = {head.name: head.size for head in self.spec.heads} | {"slot": self.num_slots}
-        choices = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+        choices = ", ".join(f"{head.name} of {head.size}" for head in self.spec.heads)
         scales = ", ".join(f"{scale:.2f}" for scale in self.max_entropies.values())
         params = sum(parameter.numel() for parameter in self.parameters())
         return f"policy: {choices}; entropy scales {scales} nats; {params:,} parameters"
@@ -433,19 +292,82 @@ class FactoredRecurrentActorCritic(RecurrentActorCritic):
             outputs[f"{head.name}_logits"] = case.logits
         return {**outputs, "value": self._values(features), "hidden": hidden}
 
+    # -- what the heads read -----------------------------------------------------------------------
 
-class _Layers(NamedTuple):
-    """The parts of a `_perceptron`."""
+    def _features(
+        self, states: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool = True
+    ) -> tuple[Features, Hidden]:
+        seen = self.observation_stats.normalised(states)
+        present = seen.slots[..., len(self.layout.slot.numbers) + len(self.layout.slot.optional)]
+        is_there = present > 0
+        encoded = self.encoder(seen.base).unsqueeze(-2)
+        tokens = torch.tanh(torch.cat([encoded, self.slot_encoder(seen.slots)], -2))
+        tokens = tokens + self.attention(tokens, is_there)
+        whole, slots, hidden = self._remember(tokens, hidden, starts, needs_state)
+        whole = whole + torch.tanh(self.pool(pool_slots(slots, is_there)))
+        return Features(whole, slots, seen.blueprints, seen.pairs), hidden
 
-    first: nn.Linear
-    activation: nn.Tanh
-    last: nn.Linear
+    def _remember(
+        self, tokens: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool
+    ) -> tuple[Tensor, Tensor, Hidden]:
+        """The host [N, T, H] and the slots [N, T, S, H] with what is remembered of them."""
+        whole = tokens[:, :, 0]
+        slots = tokens[:, :, 1:]
+        count, steps, number, width = slots.shape
+        of_whole = (hidden[0][..., :width].contiguous(), hidden[1][..., :width].contiguous())
+        of_slots = (
+            hidden[0][..., width:].reshape(1, count * number, width),
+            hidden[1][..., width:].reshape(1, count * number, width),
+        )
+        remembered, of_whole = run_sequences(
+            self.lstm, whole, of_whole, starts, needs_state=needs_state
+        )
+        rows = slots.transpose(1, 2).reshape(count * number, steps, width)
+        slot_starts = None if starts is None else starts.repeat_interleave(number, 0)
+        by_slot, of_slots = run_sequences(
+            self.slot_lstm, rows, of_slots, slot_starts, needs_state=needs_state
+        )
+        by_slot = by_slot.reshape(count, number, steps, width).transpose(1, 2)
+        after_h, after_c = (
+            torch.cat([one, other.reshape(1, count, number * width)], -1)
+            for one, other in zip(of_whole, of_slots, strict=True)
+        )
+        return whole + remembered, slots + by_slot, (after_h, after_c)
 
+    def _whole(self, features: Features) -> Tensor:
+        return features.whole
 
-def _layers(perceptron: nn.Module) -> _Layers:
-    first, activation, last = cast(Any, perceptron)
-    return _Layers(first, activation, last)
+    # -- heads -------------------------------------------------------------------------------------
 
+    def _cases_logits(self, index: int, features: Features) -> Tensor:
+        logits = self._all_logits(index, features)
+        # cases of slots come after that of the only op that needs a blueprint
+        return logits if index < 2 else logits.unsqueeze(1)
 
-def _perceptron(width: int, inner: int, out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, out))
+    def _case_logits(self, index: int, features: Features, choices: PerHead) -> Tensor:
+        """Of all cases the one that was chosen: they are cheap, and equal bits matter."""
+        logits = self._all_logits(index, features)
+        if index == 0:
+            return logits
+        if index == 1:
+            uses = self.spec.uses(self.spec.heads[1])
+            case = (choices["op"] - uses[0]).clamp(min=0)
+        else:
+            case = choices["slot"]
+        if index == 3:
+            logits = logits.flatten(-3, -2)
+            case = case * self.layout.num_blueprints + choices["blueprint"]
+        rows = case[..., None, None].expand(*case.shape, 1, logits.shape[-1])
+        return logits.gather(-2, rows).squeeze(-2)
+
+    def _all_logits(self, index: int, features: Features) -> Tensor:
+        """Logits of a head in all cases: [..., ops, S], [..., S, K] or [..., S, K, blends]."""
+        head = self.policy_heads[self.spec.heads[index].name]
+        if index == 0:
+            return head(features.whole)
+        if index == 1:
+            return head(features.whole, features.slots)
+        if index == 2:
+            return head(*features)
+        logits = head(features.whole, features.slots, features.blueprints)
+        return logits if self.blends == BLEND_IDS else logits[..., self.blend_columns]

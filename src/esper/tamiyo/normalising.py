@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from esper.tamiyo.layout import AnyLayout, RowLayout, Seen
+
 Pool = Callable[[Tensor], Tensor]
 """Adds up what all processes have."""
 
@@ -58,3 +60,76 @@ class RunningMeanStd(nn.Module):
         mean = self.mean.to(values.dtype)
         std = self.std.to(values.dtype)
         return ((values - mean) / std).clamp(-limit, limit)
+
+
+class TokenMeanStd(RunningMeanStd):
+    """Mean and variance of each number of a host, a slot, a blueprint and a pair.
+
+    All slots share theirs, and so do all blueprints and pairs. Only numbers that are there count,
+    and what is absent stays 0. `count` is how many observations were taken in, `counts` how often
+    each number was there.
+    """
+
+    counts: Tensor
+    layout: AnyLayout
+    LEAST = 0.1
+    """least deviation: numbers are about one, and what hardly varied here may vary elsewhere"""
+    MOST = 5.0
+    """no number is further from zero"""
+
+    def __init__(self, layout: AnyLayout):
+        rows = (layout.base, layout.slot, layout.blueprint, layout.pair)
+        sizes = [len(row.numbers) for row in rows]
+        super().__init__(sum(sizes))
+        self.layout = layout
+        self.sizes = sizes
+        self.register_buffer("counts", torch.zeros(sum(self.sizes), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, pool: Pool = lambda values: values) -> None:
+        """Take in observations [R, width], and with `pool` those of all processes."""
+        seen = self.layout.split(rows.double())
+        present = [row.presence(values) for row, values in self._rows(seen)]
+        counts = pool(_sums(present)).to(self.counts)
+        here = torch.as_tensor(float(len(rows)), device=rows.device)
+        self.count.add_(pool(here).to(self.count))
+        numbers = [values[..., : len(row.numbers)] for row, values in self._rows(seen)]
+        divisor = counts.clamp(min=1)
+        mean = pool(_sums([a * b for a, b in zip(numbers, present, strict=True)])) / divisor
+        squares = []
+        for values, there, middle in zip(numbers, present, mean.split(self.sizes), strict=True):
+            squares.append((values - middle).square() * there)
+        var = pool(_sums(squares)) / divisor
+        total = (self.counts + counts).clamp(min=1)
+        shift = mean - self.mean
+        moment = self.var * self.counts + var * counts
+        moment = moment + shift.square() * self.counts * counts / total
+        is_new = counts > 0
+        self.mean.copy_(torch.where(is_new, self.mean + shift * counts / total, self.mean))
+        self.var.copy_(torch.where(is_new, moment / total, self.var))
+        self.counts.add_(counts)
+
+    def normalised(self, states: Tensor) -> Seen:
+        """Observations [..., width] in their parts, with numbers in deviations from their mean."""
+        seen = self.layout.split(states)
+        means = self.mean.to(states.dtype).split(self.sizes)
+        stds = self.std.clamp(min=self.LEAST).to(states.dtype).split(self.sizes)
+        parts = []
+        for (row, values), mean, std in zip(self._rows(seen), means, stds, strict=True):
+            count = len(row.numbers)
+            if not count:
+                parts.append(values)
+                continue
+            numbers = ((values[..., :count] - mean) / std).clamp(-self.MOST, self.MOST)
+            parts.append(torch.cat([numbers * row.presence(values), values[..., count:]], -1))
+        return Seen(*parts)
+
+    def _rows(self, seen: Seen) -> list[tuple[RowLayout, Tensor]]:
+        layout = self.layout
+        rows = (layout.base, layout.slot, layout.blueprint, layout.pair)
+        return list(zip(rows, seen, strict=True))
+
+
+def _sums(parts: list[Tensor]) -> Tensor:
+    """The sum of each column of several tables, one after the other."""
+    return torch.cat([part.flatten(0, -2).sum(0) for part in parts])

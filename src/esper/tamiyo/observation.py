@@ -1,22 +1,22 @@
-"""What the policy network sees: named features, scaled to about one.
+"""A host with its slots as one list of named features, scaled to about one.
 
-The tables of features below are the layout and its only size.
+It is for networks of one's own; the growth policy reads `readings`. The tables of features below
+are the layout and its only size.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.kasmina.blueprints import REGISTRY, BlueprintTraits
-from esper.leyline.errors import SettingError
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.policies import Reports
-from esper.tamiyo.signals import HISTORY, SignalTracker, TrackedSignals
+from esper.tamiyo.signals import HISTORY, TrackedSignals
 
 UNKNOWN = -1.0
 """Stands for "not measured" in features that are otherwise never negative."""
@@ -69,6 +69,10 @@ def _share(value: float | None) -> float:
     return min(value, 1.5) if _is_known(value) else UNKNOWN
 
 
+def _as_it_is(value: float | None) -> float:
+    return value if _is_known(value) else UNKNOWN
+
+
 def _past(values: Sequence[float], ago: int) -> float | None:
     """The value of so many epochs ago."""
     return values[-1 - ago] if ago < len(values) else None
@@ -83,8 +87,8 @@ def _accuracy_ago(ago: int) -> BaseFeature:
 
 
 BASE_FEATURES: dict[str, BaseFeature] = {
-    "progress": lambda s, _: s.last.progress,
-    "lr_share": lambda s, _: s.last.lr_share,
+    "progress": lambda s, _: _as_it_is(s.last.progress),
+    "lr_share": lambda s, _: _as_it_is(s.last.lr_share),
     "train_loss": lambda s, scale: _loss(s.last.train_loss, scale),
     "held_out_loss": lambda s, scale: _loss(s.last.held_out_loss, scale),
     "held_out_loss_change": lambda s, scale: _change(_last_change(s.losses), scale),
@@ -224,18 +228,3 @@ def _telemetry_of(report: SeedStateReport, loss_scale: float) -> list[float]:
         else:
             values.append(0.0)
     return values
-
-
-def observe(trackers: Sequence[SignalTracker], use_telemetry: bool = True) -> NDArray[np.float32]:
-    """Observations of N hosts, [N, F]."""
-    rows: list[Any] = []
-    for tracker in trackers:
-        if tracker.tracked is None or not tracker.reports:
-            raise SettingError(
-                "a tracker has nothing to show before its first epoch; call update(...) first."
-            )
-        row = signals_to_features(
-            tracker.tracked, tracker.reports, tracker.slots, tracker.loss_scale, use_telemetry
-        )
-        rows.append(row)
-    return np.stack(rows)

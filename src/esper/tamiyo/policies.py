@@ -3,7 +3,8 @@
 The rules themselves are in `rules`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Protocol
@@ -13,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import Choice
+from esper.leyline.factored_actions import ActionSpace, Choice
 from esper.leyline.reports import SeedStateReport
+from esper.tamiyo.actor_critic import ActorCritic
+from esper.tamiyo.layout import ObservationLayout
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.recurrence import Hidden
 from esper.tamiyo.signals import Signals
 
@@ -133,22 +136,45 @@ class RulePolicy:
 class NetworkPolicy:
     """Decides for N hosts with a trained network.
 
-    It takes the likeliest choices or, not `deterministic`, draws them from `seed`.
+    It takes the likeliest choices or, not `deterministic`, draws them from `seed`. Of the groups
+    `lacking` it reads nothing, as in its training (`esper.tamiyo.readings.GROUPS`). Where it is
+    built for a host, it plays with that host's slots, blueprints and blends.
     """
 
     def __init__(
         self,
-        network: RecurrentActorCritic,
+        network: ActorCritic,
         *,
         deterministic: bool = True,
         seed: int = 0,
-        reads_telemetry: bool = True,
+        lacking: Collection[str] = (),
     ):
         self.network = network
         self.deterministic = deterministic
-        self.reads_telemetry = reads_telemetry
+        self.lacking = tuple(lacking)
         self.device = next(network.parameters()).device
         self.draws = torch.Generator(self.device).manual_seed(seed)
+
+    def for_space(self, space: ActionSpace) -> "NetworkPolicy":
+        """The same policy, with weights and draws in common, for a host with these actions."""
+        network = self.network
+        if not isinstance(network, FactoredRecurrentActorCritic):
+            return self
+        _, slots, blueprints, _ = space.sizes
+        other = copy.copy(self)
+        other.network = network.for_space(ObservationLayout(slots, blueprints), space.blends)
+        return other
+
+    @property
+    def layout(self) -> ObservationLayout:
+        """Where the numbers of its observations lie."""
+        layout = getattr(self.network, "layout", None)
+        if isinstance(layout, ObservationLayout):
+            return layout
+        raise SettingError(
+            "this network was not built for what is read of growing networks; build it with "
+            "Layout.of(space).build() of esper.tamiyo.policy_files."
+        )
 
     def decide(
         self,
@@ -170,8 +196,8 @@ class NetworkPolicy:
         if states.dim() != 2 or states.shape[1] != self.network.state_dim:
             raise SettingError(
                 f"observations are {tuple(states.shape)}, but this policy has "
-                f"{self.network.state_dim} features; use the slots and telemetry setting of its "
-                "training (docs/checkpoints.md)."
+                f"{self.network.state_dim} features here; make them with `observe` for its own "
+                "layout (docs/checkpoints.md)."
             )
         masks_on_device = {
             name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()

@@ -5,7 +5,7 @@ The learner adds its optimiser and counters to the same file. Nothing is ever un
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
@@ -20,11 +20,11 @@ from esper.leyline.errors import CheckpointMismatchError, SaveError
 from esper.leyline.factored_actions import ActionSpace
 from esper.storage.files import FileKind, metadata_of
 from esper.storage.store import fitting
-from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
-from esper.tamiyo.observation import feature_names
+from esper.tamiyo.layout import BASE_ROW, BLUEPRINT_ROW, PAIR_ROW, SLOT_ROW, ObservationLayout
+from esper.tamiyo.network import ActorCritic, FactoredRecurrentActorCritic
 from esper.tamiyo.policies import NetworkPolicy
 
-FORMAT = 4
+FORMAT = 5
 MOST_WIDTH = 16384  # of a layer of a policy: a small file must not ask for any memory there is
 NETWORK = "network."  # begins the names of the weights
 POLICY_FILE = FileKind(
@@ -32,43 +32,64 @@ POLICY_FILE = FileKind(
 )
 """A policy file is known again by the plain data and the digest in its metadata."""
 Tensors = Mapping[str, Tensor]
-Network = TypeVar("Network", bound=RecurrentActorCritic)
+Network = TypeVar("Network", bound=ActorCritic)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a growth policy is built for; its weights fit no other layout."""
+    """What a growth policy reads, how wide it is, and the actions that it learned with.
+
+    Its weights fit hosts with other slots, blueprints and blends too, and no other features or
+    widths.
+    """
 
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     blends: tuple[str, ...]
     features: tuple[str, ...]
+    lacking: tuple[str, ...]
+    """groups of readings that it learned without"""
     hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
     head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
     @classmethod
-    def of(cls, space: ActionSpace, reads_telemetry: bool, hidden_dim: int, head_dim: int) -> Self:
-        """Return the layout of a policy of these widths for one run's slots and blueprints."""
+    def of(
+        cls,
+        space: ActionSpace,
+        hidden_dim: int = 64,
+        head_dim: int = 32,
+        *,
+        lacking: Collection[str] = (),
+    ) -> Self:
+        """Return the layout of a policy of these widths that learns with these actions."""
         real_blueprints = space.blueprint_ids[1:]  # the first one is none
         return cls(
             slots=space.slots.slot_ids,
             blueprints=tuple(str(blueprint) for blueprint in real_blueprints),
             blends=space.blends,
-            features=feature_names(space.slots, reads_telemetry),
+            features=policy_features(),
+            lacking=tuple(sorted(lacking)),
             hidden_dim=hidden_dim,
             head_dim=head_dim,
         )
 
     def build(self) -> FactoredRecurrentActorCritic:
-        """Return a fresh network of this layout."""
+        """Return a fresh network for these actions."""
+        layout = ObservationLayout(len(self.slots), len(self.blueprints) + 1)  # and none
         return FactoredRecurrentActorCritic(
-            len(self.features),
-            len(self.slots),
-            num_blueprints=len(self.blueprints) + 1,  # and none
-            num_blends=len(self.blends),
+            layout.width,
+            layout.num_slots,
             hidden_dim=self.hidden_dim,
             head_dim=self.head_dim,
+            layout=layout,
+            blends=self.blends,
         )
+
+
+def policy_features() -> tuple[str, ...]:
+    """The names of all that a growth policy reads of a host, a slot, a blueprint and a pair."""
+    rows = {"host": BASE_ROW, "slot": SLOT_ROW, "blueprint": BLUEPRINT_ROW, "pair": PAIR_ROW}
+    return tuple(f"{kind}.{name}" for kind, row in rows.items() for name in row.names)
 
 
 class PolicyFile(NamedTuple):
@@ -113,8 +134,7 @@ def read(path: Path, layouts: Any = Layout, content: bytes | None = None) -> Pol
     if file_format != FORMAT:
         raise SaveError(
             f"{path} has format {file_format}, this version reads format {FORMAT}. Policies of "
-            f"0.2.0 learned while seeds were kept by themselves; train a new one "
-            f"(docs/checkpoints.md)."
+            f"0.3.0 and before read other numbers; train a new one (docs/checkpoints.md)."
         )
     if metadata.get("sha256") != _digest(tensors, metadata["esper"]):
         raise SaveError(
@@ -155,17 +175,15 @@ def _metadata_of(content: bytes) -> Mapping[str, str]:
 
 
 def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -> NetworkPolicy:
-    """Return the trained policy of a file; one for other slots or blueprints is refused.
+    """Return the trained policy of a file, for a host with these actions.
 
-    With `content` the file was read already.
+    One that reads other features is refused. With `content` the file was read already.
     """
     file = read(path, content=content)
     saved: Layout = file.plain["layout"]
-    reads_telemetry = any(name.endswith(".greedy_score") for name in saved.features)
-    layout = Layout.of(space, reads_telemetry, saved.hidden_dim, saved.head_dim)
-    require_layout(saved, layout, path)
-    network = load_network(layout.build, file.tensors, path)
-    return NetworkPolicy(network, reads_telemetry=reads_telemetry)
+    require_features(saved, path)
+    network = load_network(saved.build, file.tensors, path)
+    return NetworkPolicy(network, lacking=saved.lacking).for_space(space)
 
 
 def load_network(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:
@@ -181,7 +199,7 @@ def load_network(build: Callable[[], Network], tensors: Tensors, path: Path) -> 
     return network
 
 
-def weights_of(network: RecurrentActorCritic) -> dict[str, Tensor]:
+def weights_of(network: ActorCritic) -> dict[str, Tensor]:
     """Return the weights of a network under the names that they have in a file."""
     return {f"{NETWORK}{name}": value for name, value in network.state_dict().items()}
 
@@ -195,8 +213,25 @@ def take(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     }
 
 
+def require_features(saved: Layout, path: Path) -> None:
+    """Refuse weights that were trained to read other features than there are; one is named."""
+    here = policy_features()
+    if saved.features == here:
+        return
+    unknown = [name for name in saved.features if name not in here]
+    missing = [name for name in here if name not in saved.features]
+    difference = "in another order"
+    if unknown:
+        difference = f"{unknown[0]}, which is not read here"
+    elif missing:
+        difference = f"no {missing[0]}, which is read here"
+    raise CheckpointMismatchError(
+        f"{path} reads other features: {difference}. Train a new policy (docs/checkpoints.md)."
+    )
+
+
 def require_layout(saved: Layout, here: Layout, path: Path) -> None:
-    """Refuse weights that were trained for other slots, blueprints, features or widths.
+    """Refuse to continue a run with other slots, blueprints, features or widths.
 
     The error shows both layouts side by side.
     """

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from esper.kasmina.blueprints import SHAM
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.leyline.registry import read_settings
-from esper.tamiyo.policies import Policy, RulePolicy, require_parameters
+from esper.tamiyo.policies import NetworkPolicy, Policy, RulePolicy, require_parameters
 from esper.tamiyo.rules import RULES, HostFacts
 
 SEARCH = "search"
@@ -179,4 +179,4 @@ def build_policy(policy: str | Callable[[HostFacts], Policy], facts: HostFacts) 
         )
     names = ("observation", "masks", "reports", "memory", "signals")
     require_parameters(built.decide, built, names)
-    return built
+    return built.for_space(facts.space) if isinstance(built, NetworkPolicy) else built

@@ -93,8 +93,8 @@ def measure_trend(losses: Sequence[float]) -> Trend:
 class EpochSignals:
     """One epoch of one host, as measured; None is not measured."""
 
-    progress: float  # share of the host's episode that is over
-    lr_share: float  # learning rate over its peak
+    progress: float | None  # share of the host's episode that is over
+    lr_share: float | None  # learning rate over its peak
     train_loss: float | None
     held_out_loss: float | None
     train_accuracy: float | None
@@ -113,6 +113,53 @@ class TrackedSignals:
     best_loss: float | None = None
     best_accuracy: float | None = None
     plateau_epochs: int = 0  # epochs since the held-out loss last got better
+    epochs: int = 0
+    train_losses: tuple[float, ...] = ()
+    first_loss: float | None = None  # the first held-out loss that was measured
+    first_accuracy: float | None = None
+    since_best: int = 0  # epochs since the lowest held-out loss
+
+
+def follow(
+    before: TrackedSignals | None, signals: EpochSignals, least_progress: float = 0.0
+) -> TrackedSignals:
+    """History and records after one more epoch; None is before the first.
+
+    NaN and Inf count as not measured. A held-out loss that falls by less than `least_progress`
+    does not end a plateau.
+    """
+    # what broke says nothing: one NaN would stay in the best values for the rest of an episode
+    broken = [name for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)]
+    unmeasured: dict[str, Any] = dict.fromkeys(broken)
+    signals = replace(signals, **unmeasured)
+    before = before or TrackedSignals(signals)
+    after = replace(before, last=signals, epochs=before.epochs + 1)
+    if signals.train_loss is not None:
+        losses = (*before.train_losses, signals.train_loss)
+        after = replace(after, train_losses=losses[-HISTORY:])
+    loss = signals.held_out_loss
+    if loss is not None:
+        best_loss = math.inf if before.best_loss is None else before.best_loss
+        is_better = loss < best_loss - least_progress
+        after = replace(
+            after,
+            losses=(*before.losses, loss)[-HISTORY:],
+            first_loss=loss if before.first_loss is None else before.first_loss,
+            best_loss=min(loss, best_loss),
+            plateau_epochs=0 if is_better else before.plateau_epochs + 1,
+            since_best=0 if loss < best_loss else before.since_best + 1,
+        )
+    accuracy = signals.held_out_accuracy
+    if accuracy is not None:
+        best_accuracy = -math.inf if before.best_accuracy is None else before.best_accuracy
+        first_accuracy = before.first_accuracy
+        after = replace(
+            after,
+            accuracies=(*before.accuracies, accuracy)[-HISTORY:],
+            first_accuracy=accuracy if first_accuracy is None else first_accuracy,
+            best_accuracy=max(accuracy, best_accuracy),
+        )
+    return after
 
 
 class SignalTracker:
@@ -144,35 +191,8 @@ class SignalTracker:
                 f"no report for slots {', '.join(missing)}; pass the reports of every enabled slot."
             )
         self.reports = {slot: reports[slot] for slot in self.slots.slot_ids}
-        # what broke says nothing: one NaN would stay in the best values for the rest of an episode
-        broken = [name for name in _MEASURED if not math.isfinite(getattr(signals, name) or 0.0)]
-        unmeasured: dict[str, Any] = dict.fromkeys(broken)
-        signals = replace(signals, **unmeasured)
-        self.tracked = self._follow(self.tracked or TrackedSignals(signals), signals)
+        self.tracked = follow(self.tracked, signals, _PROGRESS * self.loss_scale)
         return self.tracked
-
-    def _follow(self, before: TrackedSignals, signals: EpochSignals) -> TrackedSignals:
-        """History and records after one more epoch."""
-        after = replace(before, last=signals)
-        loss = signals.held_out_loss
-        if loss is not None:
-            best_loss = math.inf if before.best_loss is None else before.best_loss
-            is_better = loss < best_loss - _PROGRESS * self.loss_scale
-            after = replace(
-                after,
-                losses=(*before.losses, loss)[-HISTORY:],
-                best_loss=min(loss, best_loss),
-                plateau_epochs=0 if is_better else before.plateau_epochs + 1,
-            )
-        accuracy = signals.held_out_accuracy
-        if accuracy is not None:
-            best_accuracy = -math.inf if before.best_accuracy is None else before.best_accuracy
-            after = replace(
-                after,
-                accuracies=(*before.accuracies, accuracy)[-HISTORY:],
-                best_accuracy=max(accuracy, best_accuracy),
-            )
-        return after
 
     @property
     def signals(self) -> Signals:

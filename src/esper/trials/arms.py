@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from esper.episodes import Episodes, decide, decision_flops, facts_of, keepable
+from esper.episodes import Episodes, ask_policy, decide, decision_flops, keepable
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import IllegalActionError, SettingError
@@ -24,8 +25,7 @@ from esper.runtime.population import FinalScore, Population, memory_errors
 from esper.runtime.tasks.task import Task
 from esper.storage.runfolder import label_policies
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.observation import observe
-from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports
+from esper.tamiyo.policies import Actions, Policy, Reports
 from esper.tamiyo.policy_names import build_policy, parse_rule
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import Signals, SignalTracker
@@ -217,14 +217,20 @@ class Decider:
     `arm` names it in errors.
     """
 
-    def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
+    def __init__(self, policy: Policy, episodes: Episodes, host: int, arm: str = "?"):
         self.policy = policy
-        self.tracker = tracker
+        self.episodes = episodes
+        self.host = host
         self.arm = arm
         self.memory: Any = None
         # around every decision: what is wrong with a restored memory may show late
         self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.flops = decision_flops(policy.network if isinstance(policy, NetworkPolicy) else None)
+        self.flops = decision_flops(policy)
+
+    @property
+    def tracker(self) -> SignalTracker:
+        """What follows its host."""
+        return self.episodes.trackers[self.host]
 
     def decide(
         self, view: GrowthView, look: Callable[[], GrowthView], may_act: bool
@@ -240,7 +246,7 @@ class Decider:
             self.memory,
             self.tracker.signals,
             look=look,
-            ask=self._ask,
+            ask=partial(self._ask, view),
             may_act=may_act,
         )
         for decision in decisions:
@@ -249,15 +255,17 @@ class Decider:
                 yield decision.choice
 
     def _ask(
-        self, masks: Masks, reports: Sequence[Reports], memory: Any, signals: Sequence[Signals]
+        self,
+        view: GrowthView,
+        masks: Masks,
+        reports: Sequence[Reports],
+        memory: Any,
+        signals: Sequence[Signals],
     ) -> tuple[Actions, Any]:
         """Ask the policy, with an observation if it reads one."""
-        policy = self.policy
-        observation = None
-        if isinstance(policy, NetworkPolicy):
-            observation = observe([self.tracker], policy.reads_telemetry)
+        ask = ask_policy(self.policy, partial(self.episodes.sight, self.host, view))
         with self.recalled():
-            return policy.decide(observation, masks, reports, memory, signals)
+            return ask(masks, reports, memory, signals)
 
 
 def make_decider(
@@ -268,12 +276,11 @@ def make_decider(
     `arm` names it in errors; by default that is the name of the policy.
     """
     run = episodes.population.runs[host]
-    facts = facts_of(run.model, run.task.epochs, run.seed)
     run.is_static = isinstance(policy, str) and parse_rule(policy).is_static
-    built = build_policy(policy, facts)
+    built = build_policy(policy, episodes.facts[host])
     if not getattr(built, "keeps_measured", False):
         episodes.population.expect_undecided([host])
-    return Decider(built, episodes.trackers[host], arm or str(policy))
+    return Decider(built, episodes, host, arm or str(policy))
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:

@@ -39,7 +39,7 @@ from esper.storage.files import require_replaceable, write_durably
 from esper.storage.store import fitting
 from esper.tamiyo.distributions import at_least_single
 from esper.tamiyo.heads import openings
-from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.network import ActorCritic, RecurrentActorCritic
 from esper.tamiyo.policy_files import (
     FORMAT,
     NETWORK,
@@ -110,7 +110,7 @@ class PPOAgent:
 
     def __init__(
         self,
-        network: RecurrentActorCritic,
+        network: ActorCritic,
         config: PPOSettings | None = None,
         *,
         seed: int = 0,
@@ -143,7 +143,7 @@ class PPOAgent:
         layout: Layout | Spaces
         if self.layout is not None:
             layout = self.layout
-        elif self.codecs is not None:
+        elif self.codecs is not None and isinstance(self.network, RecurrentActorCritic):
             layout = Spaces.of(*self.codecs, self.network)
         else:
             raise SaveError(
@@ -164,7 +164,7 @@ class PPOAgent:
         if learner is None:
             raise SaveError(f"{path} does not say how its learner is built. Use it as --policy.")
         layout: Layout | Spaces = content.plain["layout"]
-        network: RecurrentActorCritic = load_network(layout.build, content.tensors, path)
+        network: ActorCritic = load_network(layout.build, content.tensors, path)
         codecs = _plain_codecs(network)
         with fitting(path):
             if isinstance(layout, Spaces):
@@ -455,7 +455,7 @@ def _finite(rows: Tensor) -> Tensor:
     return rows[rows.isfinite().all(1)]
 
 
-def _plain_codecs(network: RecurrentActorCritic) -> Codecs:
+def _plain_codecs(network: ActorCritic) -> Codecs:
     """Codecs for numbers as the network reads and writes them."""
     observation_space = gym.spaces.Box(-np.inf, np.inf, (network.state_dim,))
     action_space = gym.spaces.MultiDiscrete([*network.spec.sizes])

@@ -27,7 +27,8 @@ from esper.simic.ppo.diagnostics import UpdateRecord
 from esper.simic.ppo.rollout import Rollout
 from esper.simic.ppo.settings import PPOConfig
 from esper.tamiyo.heads import HeadSpec
-from esper.tamiyo.network import RecurrentActorCritic
+from esper.tamiyo.network import ActorCritic, RecurrentActorCritic
+from esper.tamiyo.policy_files import Layout
 
 
 def learn(
@@ -72,21 +73,28 @@ def learn(
     env_heads = getattr(env.unwrapped, "heads", None)
     observations = ObservationCodec(env.single_observation_space)
     actions = ActionCodec(env.single_action_space, spec or env_heads)
-    with own_randomness(mix_seed(seed, 0)):
-        network = RecurrentActorCritic(
-            observations.width,
-            actions.spec,
-            hidden_dim=config.hidden_dim,
-            head_dim=config.head_dim,
-        )
-    codecs = Codecs(observations=observations, actions=actions)
-    agent = PPOAgent(network, config, seed=seed, codecs=codecs)
-    # a policy that sees growth as it is can be saved as a growth policy
+    # what sees growth as it is gets a growth policy
     bare_space = env.unwrapped.single_observation_space
     is_bare = actions.spec == env_heads and env.single_observation_space == bare_space
     layout_of = getattr(env.unwrapped, "layout_of", None)
+    layout: Layout | None = None
     if layout_of is not None and is_bare:
-        agent.layout = layout_of(config.hidden_dim, config.head_dim)
+        layout = layout_of(config.hidden_dim, config.head_dim)
+    with own_randomness(mix_seed(seed, 0)):
+        network: ActorCritic
+        if layout is not None:
+            growth: Any = env.unwrapped
+            network = layout.build().for_space(growth.layout, layout.blends)
+        else:
+            network = RecurrentActorCritic(
+                observations.width,
+                actions.spec,
+                hidden_dim=config.hidden_dim,
+                head_dim=config.head_dim,
+            )
+    codecs = Codecs(observations=observations, actions=actions)
+    agent = PPOAgent(network, config, seed=seed, codecs=codecs)
+    agent.layout = layout
     player = Player(env, agent, seed)
     steps = total_steps // env.num_envs
     for done in range(0, steps, config.horizon):

@@ -1,0 +1,44 @@
+"""How tokens look at each other, and what a set of slots comes to."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class TokenAttention(nn.Module):
+    """Tokens [..., 1 + S, H] look at the first one and at those slots that are there."""
+
+    HEADS = 4
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.heads = self.HEADS if width % self.HEADS == 0 else 1
+        self.question = nn.Linear(width, 3 * width)
+        self.answer = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor, is_there: Tensor) -> Tensor:
+        """What each token is told, [..., 1 + S, H]; `is_there` is [..., S]."""
+        lead = tokens.shape[:-1]
+        parts = self.question(tokens).view(*lead, 3, self.heads, -1)
+        query, key, value = parts.movedim(-4, -2).unbind(-4)  # each [..., heads, tokens, width]
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        lowest = torch.finfo(scores.dtype).min
+        absent = ~torch.nn.functional.pad(is_there, (1, 0), value=True)
+        weights = scores.masked_fill(absent[..., None, None, :], lowest).softmax(-1)
+        return self.answer((weights @ value).transpose(-2, -3).reshape(*lead, -1))
+
+    def products(self, tokens: int) -> int:
+        """Multiplications with an addition in one pass over so many tokens."""
+        linear = self.question.weight.numel() + self.answer.weight.numel()
+        return tokens * linear + 2 * tokens * tokens * self.answer.in_features
+
+
+def pool_slots(slots: Tensor, is_there: Tensor) -> Tensor:
+    """Mean and largest values [..., 2 H] over the slots [..., S, H] that are there; 0 of none."""
+    there = is_there[..., None]
+    count = there.sum(-2)
+    mean = torch.where(there, slots, 0.0).sum(-2) / count.clamp(min=1)
+    lowest = torch.finfo(slots.dtype).min
+    largest = slots.masked_fill(~there, lowest).amax(-2)
+    return torch.cat([mean, torch.where(count > 0, largest, 0.0)], -1)
