@@ -49,7 +49,8 @@ def _play_forks(
     make_decider(episodes, 0, "never")
     events: list[Event] = []
     for task in tasks:
-        population.clock = clock = ComputeClock(task, population.flops, run.splits.train)
+        clock = ComputeClock(task, run.flops, run.splits.train)
+        run.home = replace(run.home, clock=clock)
         # the decision in which the trunk stands by this budget: the first that still has a step to
         # take
         run.epoch = task.epochs * run.ledger.flops // clock.budget
@@ -115,7 +116,8 @@ def _row(
     compute: float, population: Population, score: FinalScore, events: Sequence[Event]
 ) -> dict[str, Any]:
     """What an episode came to and what it cost; seconds are without compiling."""
-    run, clock = population.runs[0], population.clock
+    run = population.runs[0]
+    clock = run.clock
     assert clock is not None
     costs = run.ledger.phases.values()
     return {

@@ -3,7 +3,7 @@
 Nothing here runs: mypy reads it in `make lint`, pyright and mypy without our settings in `make slow`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -82,9 +82,10 @@ def deepen(model: nn.Module) -> nn.Module:
 
 
 def register(examples: torch.utils.data.Dataset[tuple[Tensor, int]]) -> esper.Task:
+    varies = esper.Variety(9, noise=esper.Span(0, 0.3, exact=0.5))
     esper.reward_family("typed_family", {"typed_term": 1.0})
     task = esper.task_from_datasets("typed", examples, examples, lambda: nn.Linear(4, 2), 2)
-    return esper.register_task(task)
+    return esper.register_task(replace(task, varies=varies))
 
 
 def teach(env: Any, task: esper.Task, folder: Path) -> esper.PPOAgent:

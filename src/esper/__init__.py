@@ -24,10 +24,12 @@ __all__ = [
     "PPOAgent",
     "PPOConfig",
     "Signals",
+    "Span",
     "StageLengths",
     "StepFacts",
     "Task",
     "TrainingConfig",
+    "Variety",
     "__version__",
     "blueprint",
     "check_blueprint",
@@ -59,6 +61,7 @@ _HOMES = {
     "esper.leyline.errors": ("EsperError",),
     "esper.leyline.lifecycle": ("StageLengths",),
     "esper.runtime.tasks.datasets": ("task_from_datasets",),
+    "esper.runtime.tasks.families": ("Span", "Variety"),
     "esper.runtime.tasks.registry": ("register_task",),
     "esper.runtime.tasks.task": ("Task",),
     "esper.simic": ("PPOAgent", "PPOConfig", "learn"),
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
     from esper.leyline.lifecycle import StageLengths
     from esper.leyline.settings import GrowthSettings
     from esper.runtime.tasks.datasets import task_from_datasets
+    from esper.runtime.tasks.families import Span, Variety
     from esper.runtime.tasks.registry import register_task
     from esper.runtime.tasks.task import Task
     from esper.simic import PPOAgent, PPOConfig, learn

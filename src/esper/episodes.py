@@ -144,7 +144,7 @@ class Episodes:
     def __init__(self, population: Population, first: int = 0):
         self.population = population
         self.first = first
-        self.trackers = [self._tracker() for _ in population.runs]
+        self.trackers = [self._tracker(host) for host in range(len(population.runs))]
         self.views: list[GrowthView] = []
         self.facts = [self._facts(host) for host in range(len(population.runs))]
 
@@ -152,14 +152,14 @@ class Episodes:
         run = self.population.runs[host]
         return facts_of(run.model, run.task.epochs, run.seed)
 
-    def _tracker(self) -> SignalTracker:
-        guessing = -math.log(self.population.task.chance)
-        return SignalTracker(self.population.runs[0].model.slot_config, loss_scale=guessing)
+    def _tracker(self, host: int) -> SignalTracker:
+        run = self.population.runs[host]
+        return SignalTracker(run.model.slot_config, loss_scale=-math.log(run.task.chance))
 
     def begin(self, host: int, seed: int) -> None:
         """Begin the next episode of a host, with this random seed."""
         self.population.reset(host, seed)
-        self.trackers[host] = self._tracker()
+        self.trackers[host] = self._tracker(host)
         self.facts[host] = self._facts(host)
 
     def sight(self, host: int, view: GrowthView | None = None) -> Sight:
@@ -227,8 +227,8 @@ class Episodes:
         view = self.views[host]
         reading = run.reading
         assert reading is not None
-        progress = self.population.progress(host)
-        self.trackers[host].update(epoch_signals(run.task, progress, reading, view), view.reports)
+        signals = epoch_signals(run.task, run.progress, reading, view)
+        self.trackers[host].update(signals, view.reports)
         number, epoch = self._numbers(host)
         return events.HostEpoch(
             host=number,
@@ -239,7 +239,7 @@ class Episodes:
             held_out_accuracy=finite(reading.held_out_accuracy),
             flops=run.ledger.flops,
             steps=run.plan.steps,
-            share=progress,
+            share=run.progress,
         )
 
     def measure_remains(self, host: int) -> list[events.RemainsMeasured]:

@@ -248,7 +248,7 @@ def test_an_example_is_cut_or_repeated_in_all_its_parts():
 
 
 def test_a_host_of_a_run_that_names_an_idle_module_is_refused():
-    from esper.runtime.host import name_slots
+    from esper.runtime.building import name_slots
 
     with pytest.raises(HostError, match="'middle': middle: what the model gives out does not"):
         name_slots(Forgotten(), ("middle",), FEATURES)

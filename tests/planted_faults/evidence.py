@@ -85,9 +85,9 @@ FAULTS = [
     ),
     Fault(
         phrase="a host is drawn from the global random state",
-        place="runtime/host.py::HostRun._build_network",
-        old="own_randomness(self.seed)",
-        new="nullcontext()",
+        place="runtime/building.py::build_network",
+        old="own_randomness(seed)",
+        new="__import__('contextlib').nullcontext()",
         test="runtime/test_population.py::test_the_same_seed_has_the_same_episode_twice",
     ),
     Fault(

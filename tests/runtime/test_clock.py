@@ -93,7 +93,10 @@ def test_a_step_is_charged_what_torch_counts_for_it(task):
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         run.learn(*batch)
-    assert run.plan.size * learning_flops(run.model, population.flops) == counter.get_total_flops()
+    assert (
+        run.plan.size * learning_flops(run.model, population.runs[0].flops)
+        == counter.get_total_flops()
+    )
 
 
 # -- shares ----------------------------------------------------------------------------------------
@@ -102,13 +105,15 @@ def test_a_step_is_charged_what_torch_counts_for_it(task):
 @every_plan
 def test_an_episode_uses_its_budget_and_not_more(plan):
     population, events = grown(*PLANS[plan])
-    clock, run = population.clock, population.runs[0]
-    step = run.plan.size * learning_flops(run.model, population.flops)
+    clock, run = population.runs[0].clock, population.runs[0]
+    step = run.plan.size * learning_flops(run.model, population.runs[0].flops)
     left = clock.budget - run.ledger.flops
     assert left >= 0
     judged = sum(isinstance(event, FossilJudged) for event in events)
     unused = (
-        (judged + 1) * len(run.splits.validation) * network_flops(run.model, population.flops)
+        (judged + 1)
+        * len(run.splits.validation)
+        * network_flops(run.model, population.runs[0].flops)
         if judged
         else 0
     )
@@ -121,9 +126,9 @@ def test_what_a_share_leaves_is_carried_over(plan):
     task, script = PLANS[plan]
     task = replace(task, prunes=False)
     episodes = Episodes(Population(task, [1]))
-    clock, run = episodes.population.clock, episodes.population.runs[0]
+    clock, run = episodes.population.runs[0].clock, episodes.population.runs[0]
     for epoch in range(task.epochs):
-        step = run.plan.size * learning_flops(run.model, episodes.population.flops)
+        step = run.plan.size * learning_flops(run.model, episodes.population.runs[0].flops)
         episodes.train()
         assert 0 <= clock.due(epoch) - run.ledger.flops < (3 if task.lengths.training else 1) * step
         assert run.plan.steps
@@ -185,13 +190,16 @@ def test_one_is_the_reference_run_of_code():
     assert (len(blocks), len(host)) == (8, 2)
     population = Population(replace(TEXT, compute=0.6), [1])
     whole = HostFlops.of_task(TEXT.reference[0], population.runs[0].splits.train.example())
-    assert population.clock.budget == round(0.6 * 60 * 8 * whole.learnt)
+    assert population.runs[0].clock.budget == round(0.6 * 60 * 8 * whole.learnt)
 
 
 def test_one_is_the_host_alone_for_all_epochs_elsewhere():
     population = Population(replace(RESNET, compute=1.0), [1])
     steps, size = 6, 16
-    assert population.clock.budget == RESNET.epochs * steps * size * population.flops.learnt
+    assert (
+        population.runs[0].clock.budget
+        == RESNET.epochs * steps * size * population.runs[0].flops.learnt
+    )
 
 
 def test_a_static_network_pays_for_its_last_measurement_only():
@@ -217,7 +225,7 @@ def test_counterfactuals_and_pruning_are_paid_from_the_budget():
         event.steps for event in epochs_of(events)
     )
     assert any(isinstance(event, FossilJudged) for event in events)
-    assert population.runs[0].ledger.flops <= population.clock.budget
+    assert population.runs[0].ledger.flops <= population.runs[0].clock.budget
 
 
 def test_a_static_host_sets_its_one_measurement_aside_so_that_its_rate_falls_to_the_end():
@@ -230,7 +238,7 @@ def test_a_static_host_sets_its_one_measurement_aside_so_that_its_rate_falls_to_
         rates.append(run.rates[-1])
     assert rates[-1] < 0.15 * TEXT.lr
     assert rates[1:] == sorted(rates[1:], reverse=True)
-    assert 0.95 < run.ledger.flops / population.clock.budget <= 1
+    assert 0.95 < run.ledger.flops / population.runs[0].clock.budget <= 1
 
 
 def test_a_budget_that_measuring_would_use_up_is_refused_before_anything_is_trained():
@@ -251,9 +259,9 @@ def test_measuring_every_slot_for_good_is_thought_of_before_anything_is_trained(
 @pytest.mark.parametrize(("max_seeds", "passes"), [(None, 2), (3, 2), (1, 1)])
 def test_a_measurement_takes_a_pass_for_each_slot_that_can_hold_a_seed(max_seeds, passes):
     population = Population(replace(CNN, max_seeds=max_seeds), [1])
-    charges = most_seed_charges(population.runs[0], population.flops)
+    charges = most_seed_charges(population.runs[0], population.runs[0].flops)
     assert [charge.examples for charge in charges] == [CNN.held_out] * passes
-    assert charges[0].flops_each == population.flops.after["r0c0"]
+    assert charges[0].flops_each == population.runs[0].flops.after["r0c0"]
 
 
 @pytest.mark.slow
@@ -268,7 +276,7 @@ def test_waiting_with_seeds_everywhere_lasts_to_the_end_of_the_least_budget():
         population.tick()
     run = population.runs[0]
     assert len(measured_slots(run)) == 2
-    assert run.ledger.flops <= population.clock.budget
+    assert run.ledger.flops <= population.runs[0].clock.budget
 
 
 def test_what_is_left_at_the_end_is_set_aside():
@@ -278,10 +286,10 @@ def test_what_is_left_at_the_end_is_set_aside():
     assert closing_passes(run, measures_left=False) == 0
     assert closing_passes(run, measures_left=True) == 1
     run.plan.steps = 0
-    population.clock.plan(run)
+    population.runs[0].clock.plan(run)
     before = run.plan.steps
-    population.clock.measures_left = True
-    population.clock.plan(run)
+    population.runs[0].clock.measures_left = True
+    population.runs[0].clock.plan(run)
     assert run.plan.steps < before
 
 
@@ -358,7 +366,7 @@ def test_progress_is_the_share_of_the_compute_that_is_used():
     population, events = grown(TEXT, {0: ("r0c0", "copy")})
     shares = [event.share for event in epochs_of(events)]
     assert shares == sorted(shares)
-    assert shares[-1] == population.runs[0].ledger.flops / population.clock.budget
+    assert shares[-1] == population.runs[0].ledger.flops / population.runs[0].clock.budget
     for epoch, share in enumerate(shares):
         assert share <= (epoch + 1) / TEXT.epochs
     episodes = Episodes(Population(TEXT, [1]))

@@ -350,7 +350,7 @@ def test_shadow_passes_are_in_the_ledger():
     run = population.runs[0]
     cost = run.ledger.phases["shadow"]
     assert cost.examples == 2 * (run.plan.examples + len(run.splits.validation))
-    assert cost.flops > 2 * 2 * run.plan.examples * population.flops.after["r0c0"]
+    assert cost.flops > 2 * 2 * run.plan.examples * population.runs[0].flops.after["r0c0"]
 
 
 def test_incubation_is_eager():
@@ -374,4 +374,4 @@ def test_slots_named_by_module_are_measured_at_their_own_modules():
     gain = without - with_seed
     assert gain.abs().sum() > 0
     assert measure(run, split)[2].item() == pytest.approx(float(gain.mean()), rel=1e-5)
-    assert not population.flops.after
+    assert not population.runs[0].flops.after

@@ -30,6 +30,7 @@ from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, i
 
 SHAPES = {
     "digits": (1, 8),
+    "digits_varied": (1, 8),
     "fashion_mnist": (1, 28),
     "cifar10": (3, 32),
     "cifar10_deep": (3, 32),
@@ -55,7 +56,8 @@ def made_up(name):
 
 def population_of(name, **changes):
     small = {"batch": 8, "epoch_examples": 16, "held_out": 2, "augment": False}
-    task = replace(get_task(name), load=lambda root: made_up(name), **small, **changes)
+    task = replace(get_task(name), varies=None)
+    task = replace(task, load=lambda root: made_up(name), **small, **changes)
     return Population(task, [1])
 
 
@@ -76,20 +78,22 @@ def forward_flops(run):
 @pytest.mark.parametrize("name", with_slow(TASKS, {"cifar10_deep", "fashion_mnist"}))
 def test_a_hosts_flops_are_those_of_a_real_forward_pass(name):
     population = population_of(name)
-    assert population.flops.whole > 0
-    assert population.flops.whole == forward_flops(population.runs[0])
+    assert population.runs[0].flops.whole > 0
+    assert population.runs[0].flops.whole == forward_flops(population.runs[0])
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_what_follows_a_slot_is_counted_from_that_slot_on(name):
     population = population_of(name)
     host = population.runs[0].model.host
-    for slot_id, flops in population.flops.after.items():
+    for slot_id, flops in population.runs[0].flops.after.items():
         features = host.forward_to_segment(slot_id, population.runs[0].splits.train.example()[:1])
         assert flops == counted(
             lambda slot_id=slot_id, features=features: host.forward_from_segment(slot_id, features)
         )
-    assert set(population.runs[0].model.slot_config.slot_ids) <= population.flops.after.keys()
+    assert (
+        set(population.runs[0].model.slot_config.slot_ids) <= population.runs[0].flops.after.keys()
+    )
 
 
 KINDS = {"image": "cifar10", "sequence": "python_text", "vector": "blobs"}
@@ -109,7 +113,9 @@ def test_a_grown_networks_flops_are_those_of_a_real_forward_pass(kind, blueprint
     population.tick()
     run = population.runs[0]
     assert (
-        network_flops(run.model, population.flops) == forward_flops(run) >= population.flops.whole
+        network_flops(run.model, population.runs[0].flops)
+        == forward_flops(run)
+        >= population.runs[0].flops.whole
     )
 
 
@@ -122,9 +128,9 @@ def test_a_copys_flops_are_those_of_a_real_forward_pass(blueprint, blend):
     population.tick()
     run = population.runs[0]
     assert (
-        network_flops(run.model, population.flops)
+        network_flops(run.model, population.runs[0].flops)
         == forward_flops(run)
-        > 1.8 * population.flops.whole
+        > 1.8 * population.runs[0].flops.whole
     )
 
 
@@ -137,13 +143,20 @@ def test_fossils_are_counted():
     )
     run = population.runs[0]
     assert run.model.fossilized_seeds == 1
-    assert network_flops(run.model, population.flops) == forward_flops(run) > population.flops.whole
+    assert (
+        network_flops(run.model, population.runs[0].flops)
+        == forward_flops(run)
+        > population.runs[0].flops.whole
+    )
 
 
 def test_a_seed_outside_the_output_costs_nothing_yet():
     population = population_of("cifar10")
     act(population, 0, GERMINATE, "r0c1", "conv_light")
-    assert network_flops(population.runs[0].model, population.flops) == population.flops.whole
+    assert (
+        network_flops(population.runs[0].model, population.runs[0].flops)
+        == population.runs[0].flops.whole
+    )
 
 
 def grown_cifar():
@@ -162,16 +175,17 @@ def test_a_counterfactual_costs_the_rest_of_the_network_without_the_seed(slot_id
     features = run.model.host.forward_to_segment(slot_id, run.splits.train.example()[:1])
     with bypassed(run.model.slot(slot_id)):
         expected = counted(lambda: run.model.host.forward_from_segment(slot_id, features))
-    assert ablation_flops(run.model, population.flops, slot_id) == expected
+    assert ablation_flops(run.model, population.runs[0].flops, slot_id) == expected
 
 
 def test_a_counterfactual_is_cheap_on_the_cnn_host():
     """On average over slots below half a validation pass, at the last slot below a fifth."""
     population = grown_cifar()
     run = population.runs[0]
-    whole = network_flops(run.model, population.flops)
+    whole = network_flops(run.model, population.runs[0].flops)
     shares = [
-        ablation_flops(run.model, population.flops, slot.slot_id) / whole for slot in run.slots
+        ablation_flops(run.model, population.runs[0].flops, slot.slot_id) / whole
+        for slot in run.slots
     ]
     assert sum(shares) / 3 < 0.5
     assert shares[-1] < 0.2
@@ -180,7 +194,7 @@ def test_a_counterfactual_is_cheap_on_the_cnn_host():
 def test_a_counterfactual_without_segments_costs_a_whole_pass_without_the_seed():
     population = grown_cifar()
     run = population.runs[0]
-    bare = HostFlops(population.flops.whole)
+    bare = HostFlops(population.runs[0].flops.whole)
     with bypassed(run.model.slot("r0c1")):
         assert ablation_flops(run.model, bare, "r0c1") == forward_flops(run)
 
@@ -196,7 +210,7 @@ def test_training_a_grown_net_is_charged_forward_and_backward_for_every_example(
     after = run.ledger.phases["training"]
     assert after.examples - before.examples == run.plan.examples
     charged = after.flops - before.flops
-    assert charged == run.plan.examples * learning_flops(run.model, population.flops)
+    assert charged == run.plan.examples * learning_flops(run.model, population.runs[0].flops)
     assert (
         2.5 < charged / (run.plan.examples * forward_flops(run)) < 3
     )  # the first layer's input needs no gradient
@@ -287,7 +301,7 @@ def test_an_evaluation_is_charged_for_validation_and_for_each_counterfactual():
     count = len(run.splits.validation)
     charged = {name: run.ledger.phases[name].flops - before[name].flops for name in PHASES}
     whole, extra = (
-        f(run.model, population.flops, *rest)
+        f(run.model, population.runs[0].flops, *rest)
         for f, rest in ((network_flops, ()), (ablation_flops, ("r0c0",)))
     )
     assert (charged["validation"], charged["counterfactual"]) == (count * whole, count * extra)
@@ -339,7 +353,7 @@ def test_every_phase_that_was_charged_has_its_share_of_the_seconds(monkeypatch):
     trained = dict(ledger.phases)
     assert sum(cost.seconds for cost in trained.values()) == pytest.approx(2.5)
     run = population.runs[0]
-    prices = [price(run.model, population.flops) for price in (score_flops, learning_flops)]
+    prices = [price(run.model, population.runs[0].flops) for price in (score_flops, learning_flops)]
     assert trained["score"].seconds == pytest.approx(
         trained["training"].seconds * 32 / 81 * prices[0] / prices[1]
     )

@@ -81,7 +81,7 @@ def test_fossils_stay_exactly_where_their_contribution_is_above_zero():
 def test_it_costs_a_pass_per_fossil_and_one_of_the_whole():
     population = due()
     run = population.runs[0]
-    count, whole = len(run.splits.validation), network_flops(run.model, population.flops)
+    count, whole = len(run.splits.validation), network_flops(run.model, population.runs[0].flops)
     before = run.ledger.phases["counterfactual"]
     judged = len(population.prune(0))
     cost = run.ledger.phases["counterfactual"]

@@ -113,7 +113,8 @@ def facts_of(population, before, op, twin, readings, worth_before):
         loss_unit=unit,
         op=op,
         params_share=added / model.host_params,
-        flops_share=network_flops(model, population.flops) / population.flops.whole - 1,
+        flops_share=network_flops(model, population.runs[0].flops) / population.runs[0].flops.whole
+        - 1,
         kept_share=model.fossilized_params / measured if measured else 0.0,
         is_last=is_last,
         contributions=contributions_of(run, readings, unit),

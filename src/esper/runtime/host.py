@@ -6,31 +6,32 @@ Which hosts train when, and who decides about growth, is not known here.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.effects import choose_effective
 from esper.kasmina.hosts import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.probing import find_names, find_places
+from esper.kasmina.pricing import HostFlops
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.kasmina.readings import record_gradients
-from esper.kasmina.slot import SlotContents, count_parameters
-from esper.leyline.errors import UnknownNameError
-from esper.leyline.settings import GrowthSettings
-from esper.leyline.slots import SlotConfig, is_slot_id
+from esper.kasmina.slot import SlotContents
 from esper.leyline.stages import SeedStage
 from esper.runtime.batches import EpochPlan, ExampleStream, whole_steps
+from esper.runtime.building import build_network, draws_random_numbers
 from esper.runtime.clipping import clip_groups, gradient_groups
 from esper.runtime.executors import compiling
 from esper.runtime.ledger import Ledger
 from esper.runtime.optimizers import build_optimizer, build_state
 from esper.runtime.splits import Splits
+from esper.runtime.tasks.families import Variation
 from esper.runtime.tasks.task import Task
 from esper.runtime.tensor_pairs import Pairs, copy_pairs, pair_tensors
+
+if TYPE_CHECKING:
+    from esper.runtime.clock import ComputeClock
 
 AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -71,38 +72,45 @@ class HostSnapshot:
     ledger: Ledger
 
 
+@dataclass(frozen=True)
+class Home:
+    """What a host is trained on, and what that costs."""
+
+    task: Task
+    splits: Splits  # on the host's device
+    flops: HostFlops
+    clock: "ComputeClock | None"  # None where episodes are counted in epochs
+    is_compiled: bool
+    variation: Variation | None = None  # what the host has drawn, in a family
+
+
 class HostRun:
     """Everything that belongs to one host.
 
     No two hosts share a generator, an optimiser or a scaler.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        splits: Splits,
-        seed: int,
-        device: torch.device,
-        amp: str,
-        is_compiled: bool,
-        most: int | None,
-    ):
-        self.task = task
-        self.splits = splits
-        self.seed = seed
+    def __init__(self, home: Home, seed: int, device: torch.device, amp: str):
         self.device = device
-        self.is_compiled = is_compiled
         self.amp = AMP_TYPES[amp]
-        self.take_network(self._build_network())
-        # how many times each module's parameters got optimiser state: graphs know one of them
-        self.primings: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        self.prime()
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
-        self._plan_steps(most)
         # with clock compute, a host that no policy decides about pays for its last measurement only
         self.is_static = False
         # whether seeds may stay on probation, because no rule's standing order keeps them
         self.leaves_undecided = False
+        self.move_in(home, seed)
+
+    def move_in(self, home: Home, seed: int) -> None:
+        """Be the newborn host of this seed, trained on what this home has; every tensor is new."""
+        self.home = home
+        self.task = home.task
+        self.splits = home.splits
+        self.seed = seed
+        self.take_network(build_network(home.task, seed, home.splits.train.example(), self.device))
+        # how many times each module's parameters got optimiser state: graphs know one of them
+        self.primings: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self.prime()
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp is torch.float16)
+        self._plan_steps(None if home.clock is None else home.clock.most_steps)
         self.pays_for_measuring = True
         self.has_segments = self._find_segments()
         self._place_readings()
@@ -114,29 +122,32 @@ class HostRun:
         self.reading: EpochReading | None = None
         self._birth = self.snapshot()
 
-    def _build_network(self) -> MorphogeneticModel:
-        """The newborn host of this seed, with its slots."""
-        task = self.task
-        with own_randomness(self.seed):
-            host = task.build_host().to(self.device)
-        settings = GrowthSettings(
-            lengths=task.lengths,
-            scale_at_birth=task.scale_at_birth,
-            blends=task.blends,
-            epochs=task.epochs,
-            seed=mix_seed(self.seed, 1),
-            prunes=task.prunes,
-        )
-        example = self.splits.train.example()
-        return MorphogeneticModel(
-            host,
-            name_slots(host, task.slots, example),
-            example=example,
-            max_seeds=task.max_seeds,
-            budget=int(task.budget * count_parameters(host)),
-            blueprints=task.blueprints,
-            settings=settings,
-        )
+    @property
+    def flops(self) -> HostFlops:
+        """What the bare host costs."""
+        return self.home.flops
+
+    @property
+    def clock(self) -> "ComputeClock | None":
+        """The budget of the episode, where that is counted in compute."""
+        return self.home.clock
+
+    @property
+    def variation(self) -> Variation | None:
+        """What the host has drawn, in a family."""
+        return self.home.variation
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether blocks are compiled."""
+        return self.home.is_compiled
+
+    @property
+    def progress(self) -> float:
+        """The share of the episode that is over: of its epochs, or of its compute."""
+        if self.clock is None:
+            return self.epoch / self.task.epochs
+        return self.ledger.flops / self.clock.budget
 
     def _plan_steps(self, most: int | None) -> None:
         """Place what decides about the steps of an epoch: examples, rates, a counter."""
@@ -427,38 +438,3 @@ class HostRun:
             compiling.compile_blocks(self.model)
         if self.is_compiled or (self.amp is torch.bfloat16 and self.device.type == "cuda"):
             compiling.lay_out(self.optimizer)
-
-
-def draws_random_numbers(host: nn.Module) -> bool:
-    """Say whether a host has dropout."""
-    for module in host.modules():
-        is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
-        # attention and recurrent layers have a dropout of their own
-        share = getattr(module, "p" if is_layer else "dropout", 0)
-        if isinstance(share, int | float) and share > 0:
-            return True
-    return False
-
-
-def name_slots(
-    host: nn.Module, patterns: tuple[str, ...] | None, example: Tensor
-) -> SlotConfig | None:
-    """Return slots for the modules, or for the slots that the host declares, that patterns mean.
-
-    None leaves it to the host.
-    """
-    if patterns is None:
-        return None
-    declared = host.slot_config() if isinstance(host, SegmentedHost) else None
-    if declared is not None and any(is_slot_id(name) for name in patterns):
-        return declared.choose(patterns)
-    sites = find_places(host, example)
-    module_names = [name for name, _ in host.named_modules()]
-    for pattern in patterns:
-        if not find_names(pattern, module_names):
-            known = [site.name for site in sites if site.problem is None]
-            if declared is not None:
-                known += declared.slot_ids
-            raise UnknownNameError("slot or module", pattern, known)
-    chosen = choose_effective(host, example, sites, patterns)
-    return SlotConfig.for_modules(site.name for site in chosen)

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from esper.kasmina.harvesting import harvest
-from esper.kasmina.pricing import HostFlops
 from esper.kasmina.pruning import FossilVerdict, find_judged, prune
 from esper.kasmina.slot import count_parameters
 from esper.leyline.errors import DataError, DeviceError, SettingError
@@ -28,17 +27,17 @@ from esper.runtime.charges import (
     score_charges,
     training_charges,
 )
-from esper.runtime.clock import ComputeClock
 from esper.runtime.closing import Remains, leaves_more_than_the_host, measure_remains
 from esper.runtime.counterfactuals import incubated_slots, measured_slots, score_examples
 from esper.runtime.devices import map_hosts, parse_devices
 from esper.runtime.executors.choosing import choose_executor
-from esper.runtime.executors.compiling import CompiledSoFar, compiled_so_far, is_compiled
+from esper.runtime.executors.compiling import CompiledSoFar, compiled_so_far
 from esper.runtime.governor import NEWBORN, Expectations, Governor, keep_together
 from esper.runtime.host import EpochReading, HostRun, HostSnapshot
 from esper.runtime.ledger import Charge, Phase
+from esper.runtime.nursery import Nursery, WayToRun
 from esper.runtime.splits import Split, Splits
-from esper.runtime.tasks.task import Task, check_fit
+from esper.runtime.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -116,32 +115,17 @@ class Population:
         self.amp = amp
         self.executor = choose_executor(executor, amp, parsed, task, graph_memory)
         splits = splits or task.load(data_root)
-        check_fit(task, splits)
-        if task.held_out is not None:
-            splits = replace(splits, validation=splits.validation.first(task.held_out))
-        on_device = _place_splits(task, splits, self.placed)
-        self.flops = HostFlops.of_task(task.build_host, splits.train.example())
-        self.clock: ComputeClock | None = None
-        most_steps = None
-        if task.clock == "compute":
-            self.clock = ComputeClock(task, self.flops, splits.train)
-            most_steps = self.clock.most_steps
         self.corpus = splits.corpus
         with memory_errors():
-            compiled = is_compiled(compile, parsed, self.flops.whole * task.batch)
+            self.nursery = Nursery(task, splits, WayToRun(parsed, amp, compile))
             self.runs = [
-                HostRun(task, on_device[device], seed, device, amp, compiled, most_steps)
+                self.nursery.build(seed, device)
                 for seed, device in zip(seeds, self.placed, strict=True)
             ]
             self.governors = [Governor(run) for run in self.runs]
+            self.space = self.nursery.widest_space(self.runs[0].model.space)
         self.shared = Shared(compiled=compiled_so_far())
         self._scores: list[torch.Tensor] = []  # of the epoch that was started
-        if not self.runs[0].has_segments:
-            # no prefix is shared, so every counterfactual costs a whole pass
-            self.flops.after.clear()
-            self.flops.back.clear()
-        if self.clock is not None:
-            self.clock.plan(self.runs[0])  # a budget below one decision is refused here
 
     def expect_undecided(self, hosts: Sequence[int]) -> None:
         """Know that seeds of these hosts may stay on probation, as no rule keeps them.
@@ -151,13 +135,21 @@ class Population:
         for host in hosts:
             run = self.runs[host]
             run.leaves_undecided = True
-            if self.clock is not None:
-                self.clock.plan(run)
+            if run.clock is not None:
+                run.clock.plan(run)
+
+    def measure_left(self) -> None:
+        """Know that episodes end with a measurement without undecided seeds."""
+        self.nursery.measure_left(self.runs)
 
     def describe(self, report: Callable[[str], None]) -> None:
         """Report what an episode may cost and what it rests on, where settings do not say so."""
-        if self.clock is not None:
-            report(str(self.clock))
+        if self.task.varies is not None:
+            report(f"{self.task.name}: {self.task.varies}")
+            if any(device.type == "cuda" for device in self.placed):
+                report("hosts of a family differ, so they run eagerly")
+        for line in dict.fromkeys(str(run.clock) for run in self.runs if run.clock is not None):
+            report(line)
         if self.corpus:
             report(f"corpus: {self.corpus}")
 
@@ -188,9 +180,9 @@ class Population:
         `finish_epoch` waits for it.
         """
         self._require_episode()
-        if self.clock is not None:
-            for run in self.runs:
-                self.clock.plan(run)
+        for run in self.runs:
+            if run.clock is not None:
+                run.clock.plan(run)
         self._started = _clock()
         # the caller may have switched gradients off
         with memory_errors(), torch.enable_grad():
@@ -213,8 +205,8 @@ class Population:
             if run.plan.steps:  # without a step none were drawn, and the last score still holds
                 for slot, greedy_score in zip(run.slots, slot_scores, strict=True):
                     slot.set_plain(greedy_score=greedy_score)
-            training = training_charges(run, self.flops, run.plan.examples)
-            run.ledger.settle(training + score_charges(run, self.flops), seconds)
+            training = training_charges(run, run.flops, run.plan.examples)
+            run.ledger.settle(training + score_charges(run, run.flops), seconds)
             run.ledger.peak_params = max(run.ledger.peak_params, run.model.total_params)
         return [reading for reading in self.readings() if reading is not None]
 
@@ -245,7 +237,7 @@ class Population:
         for host, run in enumerate(self.runs):
             governor = self.governors[host]
             row = results[host]
-            run.ledger.settle(evaluation_charges(run, self.flops), seconds)
+            run.ledger.settle(evaluation_charges(run, run.flops), seconds)
             if run.reading is None:
                 raise SettingError("evaluate() needs an epoch to judge; call train_epoch() first.")
             run.reading = replace(run.reading, held_out_loss=row[0], held_out_accuracy=row[1])
@@ -278,9 +270,7 @@ class Population:
         """
         run = self.runs[host]
         governor = self.governors[host]
-        is_due = (
-            run.model.settings.prunes and not run.is_pruned and self.task.is_rate_low(run.epoch)
-        )
+        is_due = run.model.settings.prunes and not run.is_pruned and run.task.is_rate_low(run.epoch)
         # a host under suspicion is judged when it has recovered
         if not is_due or governor.bad_checks:
             return []
@@ -311,7 +301,7 @@ class Population:
         split = run.splits.validation
 
         def score() -> torch.Tensor:
-            charges.append(Charge(phase, len(split), network_flops(run.model, self.flops)))
+            charges.append(Charge(phase, len(split), network_flops(run.model, run.flops)))
             return score_examples(run, split)
 
         return score
@@ -356,13 +346,6 @@ class Population:
             shapes=now.shapes - before.shapes, seconds=now.seconds - before.seconds
         )
 
-    def progress(self, host: int) -> float:
-        """Return the share of a host's episode that is over: of its epochs, or of its compute."""
-        run = self.runs[host]
-        if self.clock is None:
-            return run.epoch / self.task.epochs
-        return run.ledger.flops / self.clock.budget
-
     def readings(self) -> list[EpochReading | None]:
         """Return the last epoch's reading of every host."""
         return [run.reading for run in self.runs]
@@ -393,7 +376,7 @@ class Population:
     def reset(self, host: int, seed: int) -> None:
         """Begin a new episode with the host of another seed; all other hosts are untouched."""
         self.executor.settle([self.runs[host]])
-        self.runs[host].begin_episode(seed)
+        self.nursery.begin_episode(self.runs[host], seed)
         self.executor.begin_episode(self.runs[host])
         self.governors[host].load(NEWBORN)  # in place: a part of the population has the same one
 
@@ -404,8 +387,8 @@ class Population:
         scores = []
         for run in self.runs:
             network = harvest(run.model).eval()
-            test = self._score(network, run.splits.test.open_for_final_report(), run.device)
-            validation = self._score(network, run.splits.validation, run.device)
+            test = _score(run, network, run.splits.test.open_for_final_report())
+            validation = _score(run, network, run.splits.validation)
             score = FinalScore(
                 accuracy=test.accuracy,
                 loss=test.loss,
@@ -415,19 +398,6 @@ class Population:
             )
             scores.append(score)
         return scores
-
-    @torch.no_grad()
-    def _score(self, network: torch.nn.Module, split: Split, device: torch.device) -> "_SplitScore":
-        losses = []
-        correct = []
-        for rows in torch.arange(len(split), device=device).split(1024):
-            inputs, targets = split.gather(rows)
-            batch_losses, batch_correct = self.task.score(network(inputs).float(), targets)
-            losses.append(batch_losses)
-            correct.append(batch_correct)
-        loss = float(torch.cat(losses).mean())
-        accuracy = float(torch.cat(correct).mean())
-        return _SplitScore(loss=loss, accuracy=accuracy)
 
     def _require_episode(self) -> None:
         if self.shared.is_over:
@@ -442,6 +412,21 @@ class _SplitScore:
 
     loss: float
     accuracy: float
+
+
+@torch.no_grad()
+def _score(run: HostRun, network: torch.nn.Module, split: Split) -> _SplitScore:
+    """Score what a host has become on a split."""
+    losses = []
+    correct = []
+    for rows in torch.arange(len(split), device=run.device).split(1024):
+        inputs, targets = split.gather(rows)
+        batch_losses, batch_correct = run.task.score(network(inputs).float(), targets)
+        losses.append(batch_losses)
+        correct.append(batch_correct)
+    loss = float(torch.cat(losses).mean())
+    accuracy = float(torch.cat(correct).mean())
+    return _SplitScore(loss=loss, accuracy=accuracy)
 
 
 @contextmanager
@@ -459,19 +444,6 @@ def memory_errors() -> Iterator[None]:
             f"out of {kind}: use fewer hosts (seeds), a lower batch, a narrower policy "
             f"(ppo.hidden_dim) or more GPUs. ({str(problem).splitlines()[0]})"
         ) from problem
-
-
-def _place_splits(
-    task: Task, splits: Splits, devices: Sequence[torch.device]
-) -> dict[torch.device, Splits]:
-    """The splits on every device that hosts train on, once for all hosts of it."""
-    on_device = {}
-    for device in dict.fromkeys(devices):
-        placed = splits.to(device)
-        if task.augment:
-            placed = replace(placed, train=placed.train.with_border())
-        on_device[device] = placed
-    return on_device
 
 
 def _clock() -> float:

@@ -165,8 +165,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.twins = {seed: bridge_gaps(twin.readings, task.chance) for seed, twin in twins.items()}
         self.units = {seed: typical_change(twin, task.chance) for seed, twin in self.twins.items()}
         self.population = Population(task, [self.host_seeds[0]] * count, **population)
-        if self.population.clock is not None:
-            self.population.clock.measures_left = True
+        self.population.measure_left()
         self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
@@ -337,10 +336,10 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         twin_standing = _standing_of(self.twin(host))
         twin_standing_before = _standing_of(twin_before)
         standing_before = before.standing
-        if self.population.clock is not None and run.epoch == 2:
+        if run.clock is not None and run.epoch == 2:
             # a twin pays for no measurement, so in the first epoch it has seen more than the host
             standing_before = twin_standing_before
-        flops = self.population.flops
+        flops = run.flops
         added = model.fossilized_params + model.active_params
         is_last = self._is_last(host)
         measured = model.fossilized_params if is_last else added

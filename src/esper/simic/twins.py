@@ -20,18 +20,20 @@ from esper.runtime.host import EpochReading
 from esper.runtime.ledger import Ledger
 from esper.runtime.population import Population
 from esper.runtime.storing import spell_reading
+from esper.runtime.tasks.families import Variation, for_host
 from esper.runtime.tasks.task import Task, training_fields
 from esper.storage.store import Store, fitting
 
 # Fields of a task that a fingerprint describes in another way than by their value.
-_DESCRIBED = ("load", "build_host", "score", "lr", "constant_share", "reference")
+_DESCRIBED = ("load", "build_host", "score", "lr", "constant_share", "reference", "varies")
 
 
-def fingerprint(task: Task, population: dict[str, Any]) -> str:
+def fingerprint(task: Task, population: dict[str, Any], variation: Variation | None = None) -> str:
     """Name the settings of a twin by a digest that changes when the twin would.
 
-    These are the training settings, the host's layout, the data's size and how hosts are run. Every
-    field of a task counts that is not marked as one of growth.
+    These are the training settings, the host's layout, the data's size and how hosts are run, and
+    what the host has drawn where hosts differ. Every field of a task counts that is not marked as
+    one of growth.
     """
     facts: dict[str, Any] = {"steps": "of one size"}
     for name in training_fields():
@@ -51,6 +53,8 @@ def fingerprint(task: Task, population: dict[str, Any]) -> str:
     splits = population.get("splits")
     if splits is not None:
         facts["examples"] = [len(splits.train), len(splits.validation), splits.corpus]
+    if variation is not None:
+        facts["variation"] = asdict(variation)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -85,14 +89,17 @@ def raise_twins(
     Returns None if `should_stop`, asked after each epoch, ends the computing. `watch` gets how many
     epochs are over, and how many there are.
     """
-    population["splits"] = population.get("splits") or task.load(population.get("data_root"))
-    key = fingerprint(task, population)
+    splits = population.get("splits") or task.load(population.get("data_root"))
+    population["splits"] = splits
+    # where hosts are alike, they differ in their seed alone
+    shared_key = fingerprint(task, population) if task.varies is None else None
     # A store for each seed, whose name says seed and settings: ranks write at the same time, and
     # no two of them the same seed.
     stores: dict[int, Store] = {}
     twins: dict[int, Twin] = {}
     missing = []
     for seed in dict.fromkeys(seeds):
+        key = shared_key or _key_of_host(task, seed, population)
         path = folder / f"twin-{task.name}-{key}-{seed}.json"
         stores[seed] = Store(path, "never-grown twin", bound_to=path.stem)
         kept = _read(stores[seed], task.epochs)
@@ -109,6 +116,12 @@ def raise_twins(
             stores[seed].save({"readings": readings, "ledger": asdict(twin.ledger)})
         twins |= played
     return {seed: twins[seed] for seed in seeds}
+
+
+def _key_of_host(task: Task, seed: int, population: dict[str, Any]) -> str:
+    """The fingerprint of one host of a family."""
+    host = for_host(task, seed, population["splits"])
+    return fingerprint(host.task, {**population, "splits": host.splits}, host.variation)
 
 
 def _play(

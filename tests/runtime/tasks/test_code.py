@@ -115,7 +115,7 @@ def test_the_heuristic_deepens_it_by_copies(rule, copies):
         host + block * min(copies, epoch) for epoch in range(8)
     ]  # one per decision
     assert len(run.network.blocks) == 2 + copies
-    assert run.result.flops <= Population(task, [1]).clock.budget
+    assert run.result.flops <= Population(task, [1]).runs[0].clock.budget
 
 
 def test_code_has_room_for_eight_blocks():

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from esper.leyline.errors import SettingError, UnknownNameError
+from esper.runtime.building import draws_random_numbers
 from esper.runtime.executors.eager import EagerExecutor
 from esper.runtime.executors.graphs import GraphedExecutor
-from esper.runtime.host import AMP_TYPES, draws_random_numbers
+from esper.runtime.host import AMP_TYPES
 from esper.runtime.tasks.task import Task
 
 EXECUTORS = ("auto", "eager", "graphed")
@@ -63,6 +64,8 @@ def find_eager_only(task: Task, amp: str) -> str | None:
         return "amp fp16 with its scaler"
     if task.lengths.training > 0:
         return "the shadow pass of TRAINING seeds"
+    if task.varies is not None:
+        return f"{task.name}, a family of hosts that differ,"
     with torch.device("meta"):
         host = task.build_host()
     return "a host with dropout" if draws_random_numbers(host) else None

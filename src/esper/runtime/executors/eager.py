@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from esper.runtime.batches import shared_batches
@@ -11,7 +12,7 @@ from esper.runtime.splits import Split
 
 
 class EagerExecutor:
-    """Runs step by step in Python, with one gather for all hosts of a device.
+    """Runs step by step in Python, with one gather for all hosts that share their examples.
 
     Every other executor must equal it bit for bit.
     """
@@ -26,8 +27,13 @@ class EagerExecutor:
         for run in runs:
             run.begin_epoch()
         scores = [greedy_scores(run) for run in runs]
-        for device in dict.fromkeys(run.device for run in runs):
-            _train_together([run for run in runs if run.device == device])
+        together: dict[tuple[torch.device, int, int], list[HostRun]] = {}
+        for run in runs:
+            # hosts of a family have their own examples, others share those of their device
+            key = (run.device, id(run.plan.split), run.plan.size)
+            together.setdefault(key, []).append(run)
+        for members in together.values():
+            _train_together(members)
         return scores
 
     def wait(self, runs: Sequence[HostRun]) -> None:
@@ -48,7 +54,7 @@ class EagerExecutor:
 
 
 def _train_together(runs: Sequence[HostRun]) -> None:
-    """One epoch of the hosts of one device; some may have fewer steps than others."""
+    """One epoch of hosts that share their examples; some may have fewer steps than others."""
     batches = shared_batches([run.plan for run in runs])
     for step, (inputs, targets) in enumerate(batches):
         training = [run for run in runs if step < run.plan.steps]

@@ -14,6 +14,7 @@ from esper.kasmina.hosts import (
 )
 from esper.leyline.lifecycle import StageLengths
 from esper.runtime.tasks import data
+from esper.runtime.tasks.families import Span, Variety
 from esper.runtime.tasks.gymnasium_ids import BUILT_IN_NAMES
 from esper.runtime.tasks.task import Task
 
@@ -38,6 +39,28 @@ DIGITS = Task(
     chance=0.1,
     batch=64,
     epochs=40,
+)
+
+
+def _varied_cnn(*, width: int, depth: int = 2, **sizes: int) -> ChainHost:
+    """A CNN of a width and a depth that hosts draw."""
+    return build_cnn_host(blocks=depth, base_channels=width, **sizes)
+
+
+DIGITS_VARIED = replace(
+    DIGITS,
+    name="digits_varied",
+    summary="digits, where each host has other examples, label noise and width",
+    batch=32,
+    epochs=30,
+    budget=8.0,
+    varies=Variety(
+        variations=4096,
+        examples=Span(60, 1000, "log"),
+        noise=Span(0, 0.45, exact=0.5),
+        width=Span.of(2, 3, 4, 6, 8),
+        build_host=partial(_varied_cnn, in_channels=1, image_size=8),
+    ),
 )
 
 BLOBS = Task(
@@ -177,6 +200,7 @@ FASHION_MNIST = replace(
 
 BUILT_IN = (
     DIGITS,
+    DIGITS_VARIED,
     BLOBS,
     CODE,
     CODE_TINY,

@@ -8,6 +8,7 @@ import re
 
 BUILT_IN_NAMES = (
     "digits",
+    "digits_varied",
     "blobs",
     "code",
     "code_tiny",

@@ -4,7 +4,8 @@ A task is a value. Which tasks there are is in `registry`, where their data come
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from esper.leyline.lifecycle import StageLengths
 from esper.leyline.rates import constant_then_cosine, is_low, warmup_constant_decay
 from esper.runtime.batches import whole_steps
 from esper.runtime.splits import Splits
+from esper.runtime.tasks.families import Variety, concrete, count_held_out
 
 T = TypeVar("T")
 # From outputs and targets to the loss and the correctness of each example.
@@ -192,10 +194,32 @@ class Task:
             affects="growth",
         ),
     )
+    # None: all hosts are alike
+    varies: Variety | None = field(
+        default=None,
+        metadata={
+            "about": About("ranges from which each host draws its examples, noise, width and more")
+        },
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
             self._check(name, known)
+        if self.varies is not None:
+            self._check_variety(self.varies)
+
+    def _check_variety(self, variety: Variety) -> None:
+        """Refuse ranges that do not fit the rest of the task."""
+        if variety.examples is not None and variety.examples.least < self.batch:
+            raise SettingError(
+                f"task {self.name}: hosts have {variety.examples.least:,g} examples or more, fewer "
+                f"than a batch of {self.batch}. Lower the batch, or raise the least of examples."
+            )
+        if variety.noise is not None and variety.noise.most >= 1 - self.chance:
+            raise SettingError(
+                f"task {self.name}: noise goes up to {variety.noise.most:g}, but from "
+                f"{1 - self.chance:g} on labels say nothing. Lower the most of noise."
+            )
 
     def _check(self, name: str, known: About) -> None:
         """Refuse a value outside the bounds of its field."""
@@ -249,8 +273,12 @@ def check_fit(task: Task, splits: Splits) -> None:
     """Raise an error for what would fail in the middle of an epoch.
 
     That is a batch larger than the training split, too few validation examples, a host whose
-    inputs or outputs do not fit the data, or one that cannot learn from the examples of a step.
+    inputs or outputs do not fit the data, or one that cannot learn from the examples of a step. Of
+    a family the smallest and the largest hosts are checked.
     """
+    if task.varies is not None:
+        _check_family(task, task.varies, splits)
+        return
     if task.batch > len(splits.train):
         raise SettingError(
             f"task {task.name}: a batch of {task.batch} is larger than its training split of "
@@ -281,6 +309,23 @@ def check_fit(task: Task, splits: Splits) -> None:
     steps = whole_steps(task.epoch_examples or len(splits.train), task.batch)
     if steps.size == 1:
         _refuse_lone_examples(task, host, example[:1])
+
+
+def _check_family(task: Task, variety: Variety, splits: Splits) -> None:
+    """Check the hosts at the ends of what varies; which examples they have does not matter."""
+    there = len(splits.train) + len(splits.validation)
+    if variety.examples is not None:
+        examples = int(variety.examples.most)
+        needed = examples + count_held_out(task, examples)
+        if needed > there:
+            raise SettingError(
+                f"task {task.name}: a host with {examples:,} examples needs {needed:,} with its "
+                f"held-out ones, but there are {there:,}. Lower the most of examples."
+            )
+    ends = [span.ends() for span in variety.host_spans.values()]
+    for sizes in product(*ends):
+        changes = dict(zip(variety.host_spans, map(int, sizes), strict=True))
+        check_fit(concrete(task, replace(variety.variation(0), **changes)), splits)
 
 
 def _refuse_lone_examples(task: Task, host: nn.Module, example: Tensor) -> None:
