@@ -93,6 +93,8 @@ TABLE = {
     "telemetry.level": Knob("minimal", (EVENTS,)),
     "telemetry.escalation_rounds": Knob(1, (EVENTS,), LOUD),
     "telemetry.track": Knob(["tensorboard"], (FILES,)),
+    "imitation.rounds": Knob(1, PLAYS),
+    "imitation.policy": Knob("schedule", PLAYS, {"imitation__rounds": 1}),
     "rounds": Knob(3, PLAYS),
     "hosts": Knob(3, PLAYS),
     "host_pool": Knob(4, PLAYS),

@@ -142,8 +142,18 @@ def round_line(event: RoundFinished, rounds: int) -> str:
         f"round {event.round + 1}/{rounds}  return {event.mean_return:+.3f}  accuracy "
         f"{event.accuracy:.2%} "
         f"(twin {event.twin_accuracy:.2%})  {event.params_share:.2f} x parameters  "
-        f"{ops}  {_cost(event)}  {speed}  {left} left"
+        f"{_agreement(event)}{ops}  {_cost(event)}  {speed}  {left} left"
     )
+
+
+def _agreement(event: RoundFinished) -> str:
+    """How often the policy would do what the rule does that it imitates; nothing afterwards."""
+    if event.agreement is None:
+        return ""
+    acts = ""
+    if event.agreement_on_acts is not None:
+        acts = f" ({event.agreement_on_acts:.1%} of those that act)"
+    return f"as the rule in {event.agreement:.1%} of decisions{acts}  "
 
 
 def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
@@ -157,6 +167,8 @@ def rounds_table(event: RoundFinished, rounds: int, best: float) -> Table:
         "held-out accuracy", f"{event.accuracy:.2%} grown, {event.twin_accuracy:.2%} twin"
     )
     table.add_row("parameters", f"{event.params_share:.2f} x the host's")
+    if event.agreement is not None:
+        table.add_row("imitates", _agreement(event).strip())
     table.add_row("seeds", ", ".join(f"{count} {name}" for name, count in seeds.items()))
     table.add_row("ops", ", ".join(f"{name} {count}" for name, count in event.ops.items()))
     table.add_row(

@@ -96,9 +96,12 @@ def _tell_start(config: TrainingConfig, team: Team, tell: Callable[[str], None])
             f"rank {rank} on {device}: {len(hosts)}" for rank, (device, hosts) in enumerate(ranks)
         )
         where = f"hosts by rank: {places}{'; some share a GPU' if team.shares_gpu else ''}"
+    lessons = ""
+    if config.imitation.rounds:
+        lessons = f", the first {config.imitation.rounds} imitate {config.imitation.policy}"
     steps = "decisions" if task.clock == "compute" else "epochs"
     tell(
-        f"{task.name}: {config.rounds} rounds of {task.epochs} {steps}, "
+        f"{task.name}: {config.rounds} rounds of {task.epochs} {steps}{lessons}, "
         f"reward {config.family}, {where}, in {config.out}"
     )
 

@@ -120,10 +120,11 @@ class History:
         self.episodes = 0
         self.task = config.settled_task.model_dump(mode="json")
 
-    def save(self, agent: PPOAgent, rounds: int, mean_return: float) -> None:
+    def save(self, agent: PPOAgent, rounds: int, mean_return: float | None) -> None:
         """Save the learner after `rounds` whole rounds, and where each rank's events stood.
 
-        Hosts are not saved: they begin again with each round.
+        Hosts are not saved: they begin again with each round. Without a `mean_return` of its own
+        the policy is not the best.
         """
         name = f"round-{rounds:06d}.safetensors"
         self.episodes += self.hosts
@@ -140,7 +141,9 @@ class History:
                 "telemetry": self.sink.telemetry.state(),
             }
             content = agent.to_bytes(self.layout, agent.facts)
-            facts = {"rounds": rounds, "return": mean_return, "corpus": self.corpus}
+            facts: dict[str, Any] = {"rounds": rounds, "corpus": self.corpus}
+            if mean_return is not None:
+                facts["return"] = mean_return
             self.store.save(facts, {"policy": NewFile(name=name, content=content)})
 
     def _ends_of_events(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from esper.runtime.config import MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle
 from esper.simic.ppo.settings import PPOSettings
 from esper.simic.rewards import weights_of
+from esper.tamiyo.policy_names import parse_rule
 
 _PRESETS = files("esper.simic") / "presets"
 
@@ -29,6 +30,16 @@ class RewardConfig(Configuration):
     )
     weights: dict[str, float] = Field(default_factory=dict)
     """changed weights of the family's terms, by name"""
+
+
+class ImitationConfig(Configuration):
+    """A rule that the policy learns from before it learns from what it earns."""
+
+    policy: str = Field(default="heuristic", description="the rule, with settings if you like")
+    rounds: int = Field(
+        default=0, ge=0, description="so many of the rounds, the first ones; 0: none"
+    )
+    """the rule decides about the first third of them alone, then less and less"""
 
 
 class TrainingTelemetry(TelemetrySettings):
@@ -59,6 +70,9 @@ class TrainingConfig(HostsConfig):
     ppo: PPOSettings = Field(default=PPOSettings(), description="how the policy learns")
     telemetry: TrainingTelemetry = Field(
         default=TrainingTelemetry(), description="how much is written down"
+    )
+    imitation: ImitationConfig = Field(
+        default=ImitationConfig(), description="a rule that the policy learns from first"
     )
     rounds: int = Field(default=40, ge=1, description="rounds of N episodes and one update")
     hosts: int = Field(default=8, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
@@ -123,6 +137,12 @@ class TrainingConfig(HostsConfig):
             raise SettingError(
                 f"an episode of {self.task.name} has {task.epochs} epoch; a decision needs at "
                 f"least two. Raise it: --set task.epochs=2."
+            )
+        parse_rule(self.imitation.policy).check()
+        if self.imitation.rounds > self.rounds:
+            raise SettingError(
+                f"imitation.rounds is {self.imitation.rounds}, of {self.rounds} rounds in all. "
+                f"Raise rounds, or imitate in fewer."
             )
         backend = self.ppo.compile
         if backend is not None and backend not in torch.compiler.list_backends(exclude_tags=()):

@@ -14,6 +14,7 @@ from esper.leyline.factored_actions import OP_NAMES
 from esper.runtime.ledger import Ledger
 from esper.simic.costs import EPISODES, LEARNING, book
 from esper.simic.environment import GrowthVectorEnv, Info
+from esper.simic.imitation import Lesson
 from esper.simic.team import Team
 from esper.telemetry import events
 from esper.telemetry.escalation import TelemetryLevel
@@ -41,10 +42,11 @@ class Sums:
 class RoundTally:
     """Follows one round through its steps."""
 
-    def __init__(self, env: GrowthVectorEnv, number: int, sink: Sink):
+    def __init__(self, env: GrowthVectorEnv, number: int, sink: Sink, lesson: Lesson | None = None):
         self.env = env
         self.number = number
         self.sink = sink
+        self.lesson = lesson
         self.returns = np.zeros(env.num_envs)
         self.parts: dict[str, float] = {}
         self.ops = np.zeros(len(OP_NAMES), int)
@@ -151,6 +153,7 @@ class RoundTally:
         sums = _added([rank_sums for rank_sums, _, _ in everyone])
         clocks = [rank_seconds for _, rank_seconds, _ in everyone]
         self.ranks = [timed for _, _, rank_times in everyone for timed in rank_times]
+        agreement = None if self.lesson is None else self.lesson.agreement(team)
         event = events.RoundFinished(
             round=self.number,
             decisions=decisions,
@@ -167,6 +170,8 @@ class RoundTally:
             update=update,
             seconds=max(clocks),
             flops={EPISODES: sums.flops, LEARNING: learning.flops},
+            agreement=None if agreement is None else agreement.all,
+            agreement_on_acts=None if agreement is None else agreement.acts,
         )
         if team.rank == 0:
             self.sink.write(book(LEARNING, self.number, learning))

@@ -22,9 +22,10 @@ from esper.simic.checkpoints import History, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.costs import TWINS, book, learning_ledger
 from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
+from esper.simic.imitation import Lesson, Teacher
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.codecs import ActionCodec, Codecs, ObservationCodec
-from esper.simic.ppo.diagnostics import AnomalyDetector, UpdateRecord
+from esper.simic.ppo.diagnostics import IMITATING, AnomalyDetector, UpdateRecord
 from esper.simic.ppo.rollout import Rollout
 from esper.simic.rewards import weights_of
 from esper.simic.round_summary import RoundTally
@@ -100,6 +101,7 @@ def train_ppo_vectorized(
         vote = StopVote(team, is_over)
         last_update = time.perf_counter()
         for number in range(first_round, config.rounds):
+            lesson = Lesson.of(config.imitation, number)
             tally = play_round(
                 env,
                 agent,
@@ -108,9 +110,10 @@ def train_ppo_vectorized(
                 sink,
                 vote,
                 watch=partial(advance, f"round {number + 1}"),
+                lesson=lesson,
             )
             played = time.perf_counter()
-            record = agent.update(rollout)
+            record = agent.update(rollout, imitates=lesson is not None)
             learning = learning_ledger(agent.network, record, time.perf_counter() - played)
             check_health(record, number, config, sink, emits=team.rank == 0)
             # a round lasts from update to update, with the checkpoint of the round before it
@@ -119,7 +122,8 @@ def train_ppo_vectorized(
             last_update = now
             event = tally.finish(agent.decisions, plain(record), learning, seconds, team)
             vote = vote.for_next_round(rollout.steps, event.seconds)
-            history.save(agent, number + 1, event.mean_return)
+            # what a rule earned is not the policy's
+            history.save(agent, number + 1, event.mean_return if lesson is None else None)
             sink.telemetry.end_round()
             watch_ranks(tally.ranks)
             watch(event)
@@ -253,19 +257,22 @@ def play_round(
     sink: Sink,
     vote: StopVote,
     watch: Count = lambda done, total: None,
+    lesson: Lesson | None = None,
 ) -> RoundTally:
     """N whole episodes; the hosts of one part train while the policy decides about another.
+
+    In a lesson a rule decides too, and the choices in the rollout are the rule's.
 
     Raises `InterruptedTraining` after the epoch at which the ranks vote to stop.
     """
     sink.write(RoundBegan(number))
     began = time.perf_counter()
-    tally = RoundTally(env, number, sink)
+    tally = RoundTally(env, number, sink, lesson)
     rollout.begin(agent.network.get_initial_hidden(env.num_envs))
     parts = []
     for part in env.parts():
         rows = rollout.part(part.first - env.first, part.num_envs)
-        parts.append(play_part(part, agent, rows, number, tally))
+        parts.append(play_part(part, agent, rows, number, tally, lesson))
     try:
         for epoch, _ in enumerate(zip_longest(*parts)):
             watch(epoch + 1, rollout.steps + 1)
@@ -287,13 +294,19 @@ def play_round(
 
 
 def play_part(
-    env: GrowthVectorEnv, agent: PPOAgent, rollout: Rollout, number: int, tally: RoundTally
+    env: GrowthVectorEnv,
+    agent: PPOAgent,
+    rollout: Rollout,
+    number: int,
+    tally: RoundTally,
+    lesson: Lesson | None = None,
 ) -> Iterator[None]:
     """Whole episodes of some hosts; yields whenever they train, so that others may have a turn.
 
     A host that is given up has no more valid steps.
     """
-    env.reset_async(seed=env.seed, options={"episodes": number * rollout.total + env.first})
+    first_episode = number * rollout.total + env.first
+    env.reset_async(seed=env.seed, options={"episodes": first_episode})
     noise = draw_noise(env, rollout, number).to(agent.device)
     hidden = agent.network.get_initial_hidden(env.num_envs)
     flops = agent.network.decision_flops
@@ -305,15 +318,19 @@ def play_part(
     obs, info = env.reset_wait()
     for host, events in enumerate(info["events"]):
         tally.emit(first + host, events)
+    teacher = None if lesson is None else Teacher(lesson, env, rollout.steps, first_episode)
     for step in range(rollout.steps):
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
         choices, log_probs, values, hidden = agent.network.get_action(
-            states, hidden, masks, noise=noise[step]
+            states, hidden, masks, teacher is not None, noise=noise[step]
         )
         actions = torch.stack([choices[head] for head in env.heads.names], -1).cpu().numpy()
         env.episodes.charge_policy(range(env.num_envs), flops, time.perf_counter() - asked)
+        if teacher is not None:
+            wanted, actions = teacher.correct(step, actions, is_playing.cpu().numpy())
+            choices = dict(zip(env.heads.names, _on(wanted.T, agent), strict=True))
         rollout.add_decision(states, masks, choices, log_probs, values, is_playing, begins)
         masks_before = info["action_mask"]
         env.step_async(actions)
@@ -334,7 +351,8 @@ def check_health(
 
     The first anomaly of a series brings debug records for a few rounds.
     """
-    anomalies = AnomalyDetector().check(record, number / config.rounds)
+    detector = IMITATING if number < config.imitation.rounds else AnomalyDetector()
+    anomalies = detector.check(record, number / config.rounds)
     for anomaly in anomalies:
         escalated = sink.telemetry.escalate_temporarily()
         if not emits:

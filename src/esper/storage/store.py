@@ -76,7 +76,8 @@ class Store:
             if it fits and a manifest of this store listed it, or a killed save was writing it.
             None: the store deletes no file.
         keep: How many of the newest generations stay.
-        best_by: A fact; the generation in which it is highest stays as well.
+        best_by: A fact; the generation in which it is highest stays as well. One without it has
+            no part in that.
         bound_to: What the saves are for, such as a seed and settings. A manifest that was written
             for anything else is damage. None: the saves are bound to nothing.
     """
@@ -139,9 +140,10 @@ class Store:
         """List those of the generations that stay."""
         kept = list(generations[-self.keep :])
         best_number = None
-        if self.best_by is not None:
-            fact = self.best_by
-            best = max(generations, key=lambda generation: generation.facts[fact])
+        fact = self.best_by or ""
+        rated = [generation for generation in generations if fact in generation.facts]
+        if rated:
+            best = max(rated, key=lambda generation: generation.facts[fact])
             best_number = best.number
             if best not in kept:
                 kept = [best, *kept]
@@ -348,7 +350,7 @@ class Store:
 
     def _check(self, generation: Generation) -> None:
         """Refuse a generation that cannot be compared, or whose files may lie elsewhere."""
-        if self.best_by is not None and not isinstance(generation.facts[self.best_by], int | float):
+        if not isinstance(generation.facts.get(self.best_by or "", 0), int | float):
             raise ValueError(f"{self.best_by} is not a number")
         for name in generation.names:
             if not disk.is_plain_name(name):

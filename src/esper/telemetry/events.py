@@ -370,6 +370,8 @@ class RoundFinished(Event):
     # differ
     seconds: float
     flops: dict[str, int] = field(default_factory=dict)  # of this round's episodes and learning
+    agreement: float | None = None  # share of decisions that a rule, which is imitated, makes too
+    agreement_on_acts: float | None = None  # the same where the rule does not wait
     line = (
         "round {0.round}: return {0.mean_return:+.3f}, accuracy {0.accuracy:.2%} "
         "(twin {0.twin_accuracy:.2%}), "

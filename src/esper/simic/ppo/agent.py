@@ -21,6 +21,7 @@ from esper.simic.ppo.losses import (
     HeadSteps,
     StepTable,
     counts_by_row,
+    imitation_loss,
     mean_entropy,
     policy_loss,
     relevant_steps,
@@ -279,20 +280,28 @@ class PPOAgent:
         is_new = flags.bool()[None, :, None]
         return state[0].masked_fill(is_new, 0.0), state[1].masked_fill(is_new, 0.0)
 
-    def update(self, rollout: Rollout) -> UpdateRecord:
+    def update(self, rollout: Rollout, imitates: bool = False) -> UpdateRecord:
         """Learn in several passes over fixed advantages; returns what the update did.
 
         Afterwards the statistics take in the rollout, once.
+
+        Args:
+            rollout: what happened.
+            imitates: whether its choices are those of a teacher. The policy then learns to make
+                them, whatever they earned, and its value learns the returns.
         """
         config = self.config
         pool = self.team.sum
         raw, returns = rollout.targets(config.gamma, config.gae_lambda)
         known_share = explained_variance(rollout.values, returns, rollout.valid, pool)
         advantages = normalise_advantages(raw, rollout.valid, pool)
-        entropy_weight = config.annealed("entropy", self.decisions)
+        entropy_weight: float | None = config.annealed("entropy", self.decisions)
         lr = config.annealed("lr", self.decisions)
         self.optimizer.param_groups[0]["lr"] = lr
         table = self._look_through(rollout)
+        if imitates:
+            entropy_weight = None
+            self._judge_teacher(rollout)
         passes = self._passes(rollout, table, Targets(advantages, returns), entropy_weight)
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
@@ -307,7 +316,7 @@ class PPOAgent:
             early_stop_epoch=passes.early_stop_epoch,
             stale_state_error=stale,
             lr=lr,
-            entropy_weight=entropy_weight,
+            entropy_weight=entropy_weight or 0.0,
         )
         return summarise(passes.traces, self.network.spec.names, config.clip, facts, self.team)
 
@@ -323,10 +332,20 @@ class PPOAgent:
         counts[:, first : first + here] = counts_here
         return StepTable(is_relevant, is_open, counts=self.team.sum(counts))
 
+    @torch.no_grad()
+    def _judge_teacher(self, rollout: Rollout) -> None:
+        """Store how likely the choices of a teacher are before the policy learns them."""
+        assert rollout.per_row == 1, "a teacher's rows are whole"
+        rows = rollout.rows(torch.arange(rollout.count, device=self.device))
+        rollout.log_probs[:] = self._judge(rows).log_probs.permute(2, 1, 0)
+
     def _passes(
-        self, rollout: Rollout, table: StepTable, targets: Targets, entropy_weight: float
+        self, rollout: Rollout, table: StepTable, targets: Targets, entropy_weight: float | None
     ) -> Passes:
-        """Take a step for every minibatch of every pass, up to one that goes too far."""
+        """Take a step for every minibatch of every pass, up to one that goes too far.
+
+        Without `entropy_weight` the choices are a teacher's.
+        """
         traces: list[MinibatchTrace] = []
         here = rollout.count * rollout.per_row
         for epoch in range(self.config.epochs):
@@ -356,21 +375,25 @@ class PPOAgent:
         index: Tensor,
         steps: HeadSteps,
         targets: Targets,
-        entropy_weight: float,
+        entropy_weight: float | None,
     ) -> MinibatchTrace:
         """One minibatch: judge, lose, descend."""
         config = self.config
         rows = rollout.rows(index)
         judged = self._judge(rows)
-        policy = policy_loss(
-            judged.log_probs,
-            rows.log_probs.movedim(-1, 0),
-            targets.advantages,
-            steps,
-            rows.valid,
-            config.clip,
-            config.clip_mode,
-        )
+        old = rows.log_probs.movedim(-1, 0)
+        if entropy_weight is None:
+            policy = imitation_loss(judged.log_probs, old, steps)
+        else:
+            policy = policy_loss(
+                judged.log_probs,
+                old,
+                targets.advantages,
+                steps,
+                rows.valid,
+                config.clip,
+                config.clip_mode,
+            )
         value = value_loss(
             judged.values,
             rows.values,
@@ -381,7 +404,9 @@ class PPOAgent:
             count=steps.valid,
         )
         entropies = mean_entropy(judged.entropy, steps, rows.valid)
-        loss = policy.total + config.value_weight * value - entropy_weight * entropies.sum()
+        loss = policy.total + config.value_weight * value
+        if entropy_weight is not None:
+            loss = loss - entropy_weight * entropies.sum()
         descent = self._descend(loss, policy.kl)
         return MinibatchTrace(
             rows=rollout.first + index // rollout.per_row,

@@ -183,6 +183,14 @@ class AnomalyDetector:
         ]
 
 
+IMITATING = AnomalyDetector(
+    ratio_max=math.inf,
+    entropy_floor=0.0,
+    explained_variance=(LeastKnown(progress=0.0, least=-math.inf),),
+)
+"""Limits while a policy imitates: it is to change, and to be as sure as its teacher."""
+
+
 @dataclass(frozen=True)
 class MinibatchTrace:
     """What one minibatch left behind here, still on the device."""

@@ -116,6 +116,21 @@ def policy_loss(
     )
 
 
+def imitation_loss(new: Tensor, old: Tensor, steps: HeadSteps) -> PolicyLoss:
+    """Minus the log-probability of stored choices, in the mean of valid steps, to be minimised.
+
+    No divergence is too large: the choices are a teacher's.
+    """
+    per_head = -torch.where(steps.is_relevant, new, 0.0).sum((1, 2)) / steps.valid
+    log_ratios = torch.where(steps.is_relevant, new - old, 0.0)
+    return PolicyLoss(
+        total=per_head.sum(),
+        per_head=per_head,
+        log_ratios=log_ratios.detach(),
+        kl=new.new_zeros(()),
+    )
+
+
 def _surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     ratio = log_ratio.exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
