@@ -58,7 +58,9 @@ def test_a_policy_taught_on_other_slots_grows_a_model_of_ones_own(monkeypatch):
     monkeypatch.setattr(
         ActorCritic,
         "get_action",
-        lambda self, states, *rest, **more: seen.append(states) or real(self, states, *rest, **more),
+        lambda self, states, *rest, **more: (
+            seen.append(states) or real(self, states, *rest, **more)
+        ),
     )
     garden = play(grow_cnn(policy=learned), range(6))
     layout = layout_for(garden.model.view())
