@@ -83,7 +83,7 @@ def test_two_devices_learn_what_one_learns(slots, tmp_path):
 
 def test_a_policy_taught_on_many_slots_plays_two_of_them(slots, tmp_path, capsys):
     """The file is that of a run with five or eight slots; its weights know no number of them."""
-    taught = config_of(tmp_path / "taught", ppo__entropy=0.5)
+    taught = config_of(tmp_path / "taught", ppo__entropy=0.5, initial_wait=0.01)
     train_ppo(taught)
     newest = taught.out / runfolder.CHECKPOINTS / checkpoints_in(taught.out)[-1]
     with pytest.raises(SystemExit) as leaving:
@@ -95,7 +95,7 @@ def test_a_policy_taught_on_many_slots_plays_two_of_them(slots, tmp_path, capsys
             ]
         )
     assert not leaving.value.code, capsys.readouterr().err
-    planted = [row for row in events_of(tmp_path / "played", "ActionTaken")]
+    planted = events_of(tmp_path / "played", "ActionTaken")
     assert planted
     assert {row["slot"] for row in planted} <= {"r0c0", "r0c2"}
     closed = events_of(tmp_path / "played", "LedgerClosed")
