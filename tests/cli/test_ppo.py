@@ -413,7 +413,7 @@ def test_resuming_a_finished_run_changes_nothing_but_says_so_little(capsys, fini
     [
         ('task.slots=["r0c1"]', r": slots: \['r0c0', 'r0c1'\] .*\['r0c1'\]"),
         ('task.blueprints=["mlp"]', r": blueprints: \['lora', 'mlp'\] .*\['mlp'\]"),
-        ("observe_telemetry=false", r": features: 61 \("),
+        ("observe_telemetry=false", r": lacking: \[\] .*\['telemetry'\]"),
     ],
 )
 def test_resuming_with_another_layout_is_refused_with_both_and_does_no_harm(

@@ -9,10 +9,10 @@ import torch
 from esper.kasmina.pricing import count_flops
 from esper.runtime.population import Population
 from esper.runtime.tasks.registry import get_task
-from esper.simic.costs import count_cases, learning_flops
+from esper.simic.costs import learning_flops
 from esper.simic.trainer import build_environment
 from esper.simic.twins import raise_twins
-from esper.tamiyo.heads import HeadSpec
+from esper.tamiyo.heads import HeadSpec, count_cases
 from esper.tamiyo.network import FactoredRecurrentActorCritic, RecurrentActorCritic
 from simic.tiny_runs import DECISIONS, events_of, lines_of, tiny, train
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 
 from esper.leyline.errors import SettingError, UnknownNameError
@@ -16,8 +17,8 @@ from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
 from esper.simic.environment import draw_host_seeds, typical_change
 from esper.simic.rewards import StepFacts, in_units, reward_parts
-from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import feature_names
+from esper.tamiyo.layout import ObservationLayout
+from esper.tamiyo.masks import compute_batch_masks, pad_masks
 from esper.telemetry.events import ActionRefused, ActionTaken, HostEpoch, StageChanged
 from simic.growths import (
     BUSY,
@@ -147,8 +148,57 @@ def test_a_reset_has_lived_and_measured_one_epoch(twins):
     step = play(env, always(WAIT), steps=0)[0]
     assert [run.epoch for run in env.population.runs] == [1, 1]
     assert all(run.reading.held_out_loss is not None for run in env.population.runs)
-    progress = feature_names(env.space.slots).index("progress")
-    assert step.obs[:, progress].tolist() == [np.float32(1 / POINTS.epochs)] * 2
+    left = env.layout.names.index("host.share_left")
+    assert step.obs[:, left].tolist() == [np.float32(1 - 1 / POINTS.epochs)] * 2
+
+
+def test_a_larger_layout_pads_what_is_seen_and_what_may_be_done(twins):
+    layout = ObservationLayout(4, 6)
+    narrow, wide = grow(POINTS, 2, twins), grow(POINTS, 2, twins, layout=layout)
+    assert wide.heads.sizes == (4, 4, 6, narrow.space.sizes[3])
+    assert wide.single_action_space.nvec.tolist() == list(wide.heads.sizes)
+    for small, large in zip(play(narrow, wander), play(wide, wander), strict=True):
+        assert large.obs.shape == (2, layout.width)
+        parts, wide_parts = (
+            seen.layout.split(torch.as_tensor(step.obs))
+            for seen, step in ((narrow, small), (wide, large))
+        )
+        assert torch.equal(parts.slots, wide_parts.slots[:, :2])
+        assert torch.equal(parts.pairs, wide_parts.pairs[:, :2, :3])
+        assert not wide_parts.slots[:, 2:].any()
+        assert large.rewards.tolist() == small.rewards.tolist()
+        padded = pad_masks(small.info["action_mask"], layout)
+        assert all(
+            np.array_equal(mask, padded[head]) for head, mask in large.info["action_mask"].items()
+        )
+        assert not large.info["action_mask"]["slot"][:, 1:, 2:].any()
+        assert not large.info["action_mask"]["blueprint"][..., 3:].any()
+
+
+def test_readings_are_dropped_for_whole_episodes_that_own_their_draws(twins):
+    def flags(first, count, episodes):
+        env = grow(POINTS, count, twins, drop_readings=0.5, first=first)
+        names = [name for name in env.layout.names if name.startswith("host.has_")]
+        columns = [env.layout.names.index(name) for name in names]
+        obs, _ = env.reset(seed=4, options={"episodes": episodes})
+        seen = [obs[:, columns]]
+        for _ in range(POINTS.epochs - 1):
+            obs, *_ = env.step(np.array([WAIT] * count))
+            seen.append(obs[:, columns])
+        return np.stack(seen, 1)
+
+    four = flags(0, 4, 0)
+    lacks = [frozenset(np.flatnonzero(~host.any(0)).tolist()) for host in four]
+    assert len(set(lacks)) > 1
+    for host in four:
+        assert np.array_equal(host[4:].all(0), host.any(0)), "all of the episode, or none of it"
+    assert np.array_equal(flags(2, 2, 2), four[2:])
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, "often"])
+def test_a_chance_that_is_none_is_refused(twins, wrong):
+    with pytest.raises(SettingError, match="drop_readings is"):
+        grow(POINTS, 1, twins, drop_readings=wrong)
 
 
 def test_a_seed_has_lived_when_its_planting_is_paid_and_is_measured_an_epoch_later(twins):

@@ -111,6 +111,7 @@ TABLE = {
     "threads": Knob(2, (PROCESS,)),
     "deterministic": Knob(True, (PROCESS,)),
     "observe_telemetry": Knob(False, PLAYS),
+    "drop_readings": Knob(0.9, PLAYS),
     "keep_checkpoints": Knob(1, (FILES,), {"rounds": 3}),
     "time_limit": Knob(1e-9, (STOPPED,)),
     "stop_on_anomaly": Knob(True, (REFUSAL,), LOUD),

@@ -5,7 +5,6 @@ the policy's part is counted, and every ledger is closed once.
 
 import pytest
 
-from esper.kasmina.slot import count_parameters
 from esper.simic.environment import MAX_ROLLBACKS, GrowthVectorEnv
 from simic.tiny_runs import events_of, lines_of, tiny, train
 
@@ -46,7 +45,7 @@ def test_every_episode_closes_its_ledger(trained):
 
 def test_every_decision_of_the_policy_is_charged_to_its_host(trained):
     agent, rows = trained
-    each = 2 * count_parameters(agent.network)
+    each = agent.network.decision_flops
     for row in (row for own in ledgers_by_round(rows).values() for row in own):
         assert row["examples"]["policy"] == STEPS
         assert row["flops"]["policy"] == STEPS * each

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.cli import main
 from esper.kasmina.hosts import build_mlp_host
 from esper.leyline.factored_actions import NUM_OPS
 from esper.runtime.tasks.registry import TASKS, get_task
@@ -78,3 +79,24 @@ def test_two_devices_learn_what_one_learns(slots, tmp_path):
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
     assert events_of(one.out) == events_of(two.out)
     assert_same_end(one.out, two.out)
+
+
+def test_a_policy_taught_on_many_slots_plays_two_of_them(slots, tmp_path, capsys):
+    """The file is that of a run with five or eight slots; its weights know no number of them."""
+    taught = config_of(tmp_path / "taught", ppo__entropy=0.5, initial_wait=0.01)
+    train_ppo(taught)
+    newest = taught.out / runfolder.CHECKPOINTS / checkpoints_in(taught.out)[-1]
+    with pytest.raises(SystemExit) as leaving:
+        main(
+            [
+                *("run", "--task", "deep_blobs", "--policy", str(newest)),
+                *("--slots", "r0c0", "--slots", "r0c2", "--epochs", "8", "--hosts", "2"),
+                *("--out", str(tmp_path / "played")),
+            ]
+        )
+    assert not leaving.value.code, capsys.readouterr().err
+    planted = events_of(tmp_path / "played", "ActionTaken")
+    assert planted
+    assert {row["slot"] for row in planted} <= {"r0c0", "r0c2"}
+    closed = events_of(tmp_path / "played", "LedgerClosed")
+    assert all(row["flops"]["policy"] > 0 for row in closed)

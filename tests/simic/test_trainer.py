@@ -238,7 +238,7 @@ def test_the_statistics_take_in_every_round_once(whole, monkeypatch, tmp_path):
         stats, "update", lambda self, rows, pool: (calls.append(len(rows)), real(self, rows, pool))
     )
     train(tiny(tmp_path / "run"))
-    assert calls == [DECISIONS, DECISIONS] * 2  # observations and returns, in each of two rounds
+    assert calls == [DECISIONS] * 2  # the observations of each of two rounds
 
 
 def test_a_host_that_is_given_up_decides_no_more_in_its_round(tmp_path, monkeypatch):
@@ -292,16 +292,15 @@ def test_rollbacks_and_refusals_are_told_and_counted(tmp_path, monkeypatch):
 def test_the_policy_sees_and_stores_what_the_hosts_are_in(tmp_path):
     config = tiny(tmp_path / "run")
     env = build_environment(config)
-    agent, layout = build_agent(config, env)
+    agent, _ = build_agent(config, env)
     rollout = build_rollout(env, agent)
     play_round(env, agent, rollout, 0, NullSink(), StopVote(agent.team))
-    assert rollout.states.shape == (3, 2, len(layout.features))
+    assert rollout.states.shape == (3, 2, env.layout.width)
     assert rollout.valid.all()
     assert rollout.terminated.tolist() == [[False, False], [False, False], [True, True]]
     assert not rollout.truncated.any()
-    assert rollout.states[:, 0, 0].tolist() == pytest.approx(
-        [0.25, 0.5, 0.75]
-    )  # progress through episode
+    left = env.layout.names.index("host.share_left")
+    assert rollout.states[:, 0, left].tolist() == pytest.approx([0.75, 0.5, 0.25])
     for name, mask in rollout.masks.items():
         assert mask.any(-1).all(), name
 

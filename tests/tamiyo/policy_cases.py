@@ -36,6 +36,11 @@ def ends_of(heads):
     ]
 
 
+def end_of(head):
+    """The name of the weights that make a head's logits."""
+    return f"policy_heads.{head}.{'2' if head == 'op' else 'last'}.weight"
+
+
 def some_of(*shape, share=0.55):
     """A random mask in which every row has at least one true entry."""
     mask = torch.rand(shape) < share

@@ -382,7 +382,7 @@ def test_masks_by_argument_are_masks_by_head_and_no_others():
     [
         ("log_probs", "value_head"),
         ("entropy", "value_head"),
-        ("values", ("policy_heads", "embeddings")),
+        ("values", ("policy_heads", "questions")),
     ],
 )
 def test_gradients_reach_every_parameter(slots, part, apart):

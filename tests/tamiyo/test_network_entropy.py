@@ -23,6 +23,7 @@ from tamiyo.policy_cases import (
     STATE_DIM,
     as_arguments,
     build,
+    end_of,
     ends_of,
     gradients,
     joint_masks,
@@ -37,11 +38,6 @@ SLOTS = 2
 
 def small(seed=0, sharpness=100.0):
     return build(SLOTS, seed=seed, sharpness=sharpness, hidden_dim=16, head_dim=8, **SMALL)
-
-
-def end_of(head):
-    """The name of the weights that make a head's logits."""
-    return f"policy_heads.{head}.{'2' if head == 'op' else 'last'}.weight"
 
 
 def waits(*shape):

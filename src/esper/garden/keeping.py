@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import Field, NonNegativeInt, TypeAdapter
+from torch import Tensor
 
 from esper.garden import processes
 from esper.garden.description import describe_garden, find_differences
@@ -76,7 +78,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "higher_is_better": garden.higher_is_better,
         "run": garden.run,
         "policy": garden.policy_name,
-        "memory": require_plain(garden.memory),
+        "memory": _as_plain(garden.memory),
         "by_hand": sorted(garden.by_hand),
         "history": [to_record(event) for event in garden.history],
         "ledger": asdict(garden.ledger),
@@ -153,7 +155,9 @@ def take(
     garden.books.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
-    garden.memory = extra["memory"] if extra["policy"] == garden.policy_name else None
+    garden.memory = None
+    if extra["policy"] == garden.policy_name:
+        garden.memory = _from_plain(extra["memory"])
     if garden.memory is None and extra["memory"] is not None and processes.is_first():
         complain(
             f"the save was grown by {extra['policy']}; {garden.policy_name} starts without its "
@@ -171,6 +175,23 @@ def take(
     elif garden.average is not None:
         garden.average.restore({})  # it begins with the weights of the save
         garden.average.update()
+
+
+_NETWORK = "state of a network"
+
+
+def _as_plain(memory: Any) -> Any:
+    """What a policy remembers as plain data; of a network it is a pair of tensors."""
+    if isinstance(memory, tuple) and all(isinstance(part, Tensor) for part in memory):
+        return {_NETWORK: [part.tolist() for part in memory]}
+    return require_plain(memory)
+
+
+def _from_plain(memory: Any) -> Any:
+    """What a policy remembered."""
+    if isinstance(memory, dict) and memory.keys() == {_NETWORK}:
+        return tuple(torch.tensor(part) for part in memory[_NETWORK])
+    return memory
 
 
 def settle_optimizer(garden: "Garden") -> None:

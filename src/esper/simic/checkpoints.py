@@ -21,8 +21,8 @@ from esper.tamiyo.policy_files import Layout, read, require_layout
 from esper.telemetry.events import CheckpointSaved
 from esper.telemetry.sink import Sink
 
-_COMPARED_ELSEWHERE = ("slots", "blueprints", "blends", "lengths")
-"""fields of a task that the layout of a policy tells apart; lengths are compared one by one"""
+_COMPARED_ELSEWHERE = ("lengths",)
+"""fields of a task that are compared one by one"""
 
 
 def load_agent(

@@ -1,9 +1,8 @@
 """How tokens look at each other, and what a set of slots comes to."""
 
-import math
-
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class TokenAttention(nn.Module):
@@ -22,11 +21,9 @@ class TokenAttention(nn.Module):
         lead = tokens.shape[:-1]
         parts = self.question(tokens).view(*lead, 3, self.heads, -1)
         query, key, value = parts.movedim(-4, -2).unbind(-4)  # each [..., heads, tokens, width]
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        lowest = torch.finfo(scores.dtype).min
-        absent = ~torch.nn.functional.pad(is_there, (1, 0), value=True)
-        weights = scores.masked_fill(absent[..., None, None, :], lowest).softmax(-1)
-        return self.answer((weights @ value).transpose(-2, -3).reshape(*lead, -1))
+        seen = F.pad(is_there, (1, 0), value=True)[..., None, None, :]
+        told = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        return self.answer(told.transpose(-2, -3).reshape(*lead, -1))
 
     def products(self, tokens: int) -> int:
         """Multiplications with an addition in one pass over so many tokens."""

@@ -182,6 +182,15 @@ class Seen(NamedTuple):
     pairs: Tensor  # [..., S, K, P]
 
 
+class Columns(NamedTuple):
+    """What each number of an observation is."""
+
+    statistics: list[int]
+    """which of the running statistics are its own; -1 is none, of flags and switches"""
+    presence: list[int]
+    """the number that says whether it is there; a flag or switch says nothing of itself"""
+
+
 @dataclass(frozen=True)
 class ObservationLayout:
     """The observation of a host with so many slots and blueprints; index 0 of these is none.
@@ -239,6 +248,25 @@ class ObservationLayout:
                 names += [f"{place}.{name}" for name in self.pair.names]
         return tuple(names)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """What each number of an observation is."""
+        kinds = (self.base, self.slot, self.blueprint, self.pair)
+        statistics: list[int] = []
+        presence: list[int] = []
+        known = 0
+        for kind, size in zip(kinds, self.sizes, strict=True):
+            numbers = [known + index for index in range(len(kind.numbers))]
+            rest = kind.width - len(numbers)
+            for _ in range(size // kind.width):
+                first = len(statistics)
+                presence += [first + column for column in kind.presence_columns]
+                statistics += numbers
+                presence += range(first + len(numbers), first + kind.width)
+                statistics += [-1] * rest
+            known += len(numbers)
+        return Columns(statistics=statistics, presence=presence)
+
     def split(self, states: Tensor) -> Seen:
         """Observations [..., width] in their parts."""
         base, slots, blueprints, pairs = states.split(self.sizes, -1)
@@ -268,6 +296,11 @@ class PlainLayout:
     slot = RowLayout((), (), ("present", *(f"code_{index}" for index in range(2 * _CODES))))
     blueprint = slot
     pair = RowLayout((), (), ("fits",))
+
+    @property
+    def columns(self) -> Columns:
+        """All are numbers, and all are there."""
+        return Columns(statistics=[*range(self.state_dim)], presence=[])
 
     @property
     def base(self) -> RowLayout:

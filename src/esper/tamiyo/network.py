@@ -34,7 +34,13 @@ from esper.tamiyo.attention import TokenAttention, pool_slots
 from esper.tamiyo.heads import Head, HeadSpec, count_cases
 from esper.tamiyo.layout import AnyLayout, PlainLayout
 from esper.tamiyo.normalising import RunningMeanStd, TokenMeanStd
-from esper.tamiyo.pointers import BlendPointer, BlueprintPointer, SlotPointer
+from esper.tamiyo.pointers import (
+    BlendPointer,
+    BlueprintPointer,
+    Pointer,
+    Questions,
+    SlotPointer,
+)
 from esper.tamiyo.recurrence import Hidden, run_sequences
 
 __all__ = [
@@ -132,8 +138,8 @@ class Features(NamedTuple):
     """What the heads of the growth policy read; the first axes are those of the states."""
 
     whole: Tensor  # [..., H]
-    slots: Tensor  # [..., S, H]
-    blueprints: Tensor  # [..., K, G], as they are described
+    slots: Tensor  # [..., S, 3 D], asked for each pointer
+    blueprints: Tensor  # [..., K, 2 D], the same
     pairs: Tensor  # [..., S, K, P]
 
 
@@ -184,15 +190,15 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self.pool = nn.Linear(2 * hidden_dim, hidden_dim)
         self.policy_heads = nn.ModuleDict()
         self._take_space(layout, BLEND_IDS[:num_blends] if blends is None else tuple(blends))
-        sizes = (layout.blueprint.width, layout.pair.width)
+        self.questions = Questions(hidden_dim, head_dim, layout.blueprint.width)
         self.policy_heads["op"] = perceptron(hidden_dim, head_dim, self.spec.heads[0].size)
-        self.policy_heads["slot"] = SlotPointer(hidden_dim, head_dim)
-        self.policy_heads["blueprint"] = BlueprintPointer(hidden_dim, head_dim, *sizes)
-        self.policy_heads["blend"] = BlendPointer(hidden_dim, head_dim, sizes[0])
+        self.policy_heads["slot"] = SlotPointer(head_dim)
+        self.policy_heads["blueprint"] = BlueprintPointer(head_dim, layout.pair.width)
+        self.policy_heads["blend"] = BlendPointer(head_dim)
         self.value_head = perceptron(hidden_dim, head_dim, 1)
         ends = [layers_of(self.policy_heads["op"]).last, layers_of(self.value_head).last]
         for head in [*self.policy_heads.values()][1:]:
-            ends += cast(SlotPointer | BlueprintPointer | BlendPointer, head).ends
+            ends += cast(Pointer, head).ends
         initialise(self, ends)
 
     def _take_space(self, layout: AnyLayout, blends: tuple[str, ...]) -> None:
@@ -245,8 +251,8 @@ class FactoredRecurrentActorCritic(ActorCritic):
             layers = layers_of(end)
             products += layers.first.weight.numel() + layers.last.weight.numel()
         for head in [*self.policy_heads.values()][1:]:
-            pointer = cast(SlotPointer | BlueprintPointer | BlendPointer, head)
-            products += pointer.products(slots, self.layout.num_blueprints)
+            products += cast(Pointer, head).products(slots, self.layout.num_blueprints)
+        products += self.questions.products(slots, self.layout.num_blueprints)
         return 2 * products
 
     @property
@@ -305,7 +311,13 @@ class FactoredRecurrentActorCritic(ActorCritic):
         tokens = tokens + self.attention(tokens, is_there)
         whole, slots, hidden = self._remember(tokens, hidden, starts, needs_state)
         whole = whole + torch.tanh(self.pool(pool_slots(slots, is_there)))
-        return Features(whole, slots, seen.blueprints, seen.pairs), hidden
+        features = Features(
+            whole=whole,
+            slots=self.questions.ask_slots(whole, slots),
+            blueprints=self.questions.ask_blueprints(seen.blueprints),
+            pairs=seen.pairs,
+        )
+        return features, hidden
 
     def _remember(
         self, tokens: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool
@@ -365,9 +377,12 @@ class FactoredRecurrentActorCritic(ActorCritic):
         head = self.policy_heads[self.spec.heads[index].name]
         if index == 0:
             return head(features.whole)
+        width = self.head_dim
+        slots = features.slots[..., (index - 1) * width : index * width]
         if index == 1:
-            return head(features.whole, features.slots)
+            return head(slots)
+        blueprints = features.blueprints[..., (index - 2) * width : (index - 1) * width]
         if index == 2:
-            return head(*features)
-        logits = head(features.whole, features.slots, features.blueprints)
+            return head(slots, blueprints, features.pairs)
+        logits = head(slots, blueprints)
         return logits if self.blends == BLEND_IDS else logits[..., self.blend_columns]

@@ -4,6 +4,7 @@ They change in `update`, never while being used.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -111,23 +112,31 @@ class TokenMeanStd(RunningMeanStd):
 
     def normalised(self, states: Tensor) -> Seen:
         """Observations [..., width] in their parts, with numbers in deviations from their mean."""
-        seen = self.layout.split(states)
-        means = self.mean.to(states.dtype).split(self.sizes)
-        stds = self.std.clamp(min=self.LEAST).to(states.dtype).split(self.sizes)
-        parts = []
-        for (row, values), mean, std in zip(self._rows(seen), means, stds, strict=True):
-            count = len(row.numbers)
-            if not count:
-                parts.append(values)
-                continue
-            numbers = ((values[..., :count] - mean) / std).clamp(-self.MOST, self.MOST)
-            parts.append(torch.cat([numbers * row.presence(values), values[..., count:]], -1))
-        return Seen(*parts)
+        statistics, presence, is_number = _indices(self.layout, states.device)
+        mean = self.mean.to(states.dtype)[statistics]
+        std = self.std.clamp(min=self.LEAST).to(states.dtype)[statistics]
+        numbers = ((states - mean) / std).clamp(-self.MOST, self.MOST)
+        if presence is not None:
+            numbers = torch.where(is_number, numbers * states[..., presence], states)
+        return self.layout.split(numbers)
 
     def _rows(self, seen: Seen) -> list[tuple[RowLayout, Tensor]]:
         layout = self.layout
         rows = (layout.base, layout.slot, layout.blueprint, layout.pair)
         return list(zip(rows, seen, strict=True))
+
+
+@cache
+@torch.inference_mode(mode=False)
+def _indices(layout: AnyLayout, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
+    """For each number its statistics and the number that says whether it is there, if any does.
+
+    The last one says which are numbers at all.
+    """
+    statistics = torch.tensor(layout.columns.statistics, device=device)
+    presence = torch.tensor(layout.columns.presence, device=device)
+    has_presence = bool(layout.columns.presence)
+    return statistics.clamp(min=0), presence if has_presence else None, statistics >= 0
 
 
 def _sums(parts: list[Tensor]) -> Tensor:

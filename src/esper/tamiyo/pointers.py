@@ -1,6 +1,6 @@
 """Heads of the growth policy that point at what is described instead of numbering it.
 
-Shapes: H wide, S slots, K blueprints of G numbers, P numbers of a pair.
+Shapes: H wide, D wide inside a head, S slots, K blueprints of G numbers, P numbers of a pair.
 """
 
 import math
@@ -15,28 +15,34 @@ _PRICE_DIM = 8
 """width in which a pair's numbers are weighed"""
 
 
-class _Asking(nn.Module):
-    """What a head asks of each slot, given the whole."""
+class Questions(nn.Module):
+    """What the pointers ask of slots and of blueprints, for all of them at once."""
 
-    def __init__(self, width: int, inner: int):
+    def __init__(self, width: int, inner: int, blueprint_width: int):
         super().__init__()
-        self.of_slot = nn.Linear(width, inner)
-        self.of_whole = nn.Linear(width, inner, bias=False)
+        self.of_slot = nn.Linear(width, 3 * inner)
+        self.of_whole = nn.Linear(width, 3 * inner, bias=False)
+        self.of_blueprint = nn.Linear(blueprint_width, 2 * inner)
 
-    def forward(self, whole: Tensor, slots: Tensor) -> Tensor:
+    def ask_slots(self, whole: Tensor, slots: Tensor) -> Tensor:
+        """Of each slot, given the whole, for slot, blueprint and blend: [..., S, 3 D]."""
         return torch.tanh(self.of_slot(slots) + self.of_whole(whole).unsqueeze(-2))
 
-    def products(self, slots: int) -> int:
-        """Multiplications with an addition."""
-        return slots * self.of_slot.weight.numel() + self.of_whole.weight.numel()
+    def ask_blueprints(self, blueprints: Tensor) -> Tensor:
+        """Of each blueprint, for blueprint and blend: [..., K, 2 D]."""
+        return torch.tanh(self.of_blueprint(blueprints))
+
+    def products(self, slots: int, blueprints: int) -> int:
+        """Multiplications with an addition of one call."""
+        by_slot = slots * self.of_slot.weight.numel() + self.of_whole.weight.numel()
+        return by_slot + blueprints * self.of_blueprint.weight.numel()
 
 
 class SlotPointer(nn.Module):
     """Points at a slot, in the case of each op that needs one."""
 
-    def __init__(self, width: int, inner: int):
+    def __init__(self, inner: int):
         super().__init__()
-        self.asking = _Asking(width, inner)
         self.last = nn.Linear(inner, len(SLOT_OPS))
 
     @property
@@ -44,22 +50,20 @@ class SlotPointer(nn.Module):
         """Layers that begin close to 0."""
         return [self.last]
 
-    def forward(self, whole: Tensor, slots: Tensor) -> Tensor:
-        """Logits [..., ops, S]."""
-        return self.last(self.asking(whole, slots)).transpose(-1, -2)
+    def forward(self, slots: Tensor) -> Tensor:
+        """Logits [..., ops, S] from [..., S, D]."""
+        return self.last(slots).transpose(-1, -2)
 
     def products(self, slots: int, blueprints: int) -> int:
         """Multiplications with an addition of one call."""
-        return self.asking.products(slots) + slots * self.last.weight.numel()
+        return slots * self.last.weight.numel()
 
 
 class BlueprintPointer(nn.Module):
     """Points at a blueprint by how it is described, and by its price in each slot."""
 
-    def __init__(self, width: int, inner: int, blueprint_width: int, pair_width: int):
+    def __init__(self, inner: int, pair_width: int):
         super().__init__()
-        self.asking = _Asking(width, inner)
-        self.of_blueprint = nn.Linear(blueprint_width, inner)
         self.last = nn.Linear(inner, inner)
         self.of_pair = nn.Linear(pair_width, _PRICE_DIM)
         self.pair_last = nn.Linear(inner, _PRICE_DIM)
@@ -69,35 +73,25 @@ class BlueprintPointer(nn.Module):
         """Layers that begin close to 0."""
         return [self.last, self.pair_last]
 
-    def forward(self, whole: Tensor, slots: Tensor, blueprints: Tensor, pairs: Tensor) -> Tensor:
-        """Logits [..., S, K]."""
-        asked = self.asking(whole, slots)
-        answers = self.last(torch.tanh(self.of_blueprint(blueprints)))
-        fit = asked @ answers.transpose(-1, -2) / math.sqrt(asked.shape[-1])
+    def forward(self, slots: Tensor, blueprints: Tensor, pairs: Tensor) -> Tensor:
+        """Logits [..., S, K] from [..., S, D], [..., K, D] and [..., S, K, P]."""
+        answers = self.last(blueprints)
+        fit = slots @ answers.transpose(-1, -2) / math.sqrt(slots.shape[-1])
         prices = torch.tanh(self.of_pair(pairs))
-        return fit + (prices @ self.pair_last(asked).unsqueeze(-1)).squeeze(-1)
+        return fit + (prices @ self.pair_last(slots).unsqueeze(-1)).squeeze(-1)
 
     def products(self, slots: int, blueprints: int) -> int:
         """Multiplications with an addition of one call."""
-        inner = self.last.in_features
-        of_blueprint = self.of_blueprint.weight.numel() + self.last.weight.numel()
-        of_pair = self.of_pair.weight.numel() + inner + _PRICE_DIM
-        of_slot = self.pair_last.weight.numel()
-        return (
-            self.asking.products(slots)
-            + blueprints * of_blueprint
-            + slots * of_slot
-            + slots * blueprints * of_pair
-        )
+        of_pair = self.of_pair.weight.numel() + self.last.in_features + _PRICE_DIM
+        of_slots = slots * self.pair_last.weight.numel()
+        return blueprints * self.last.weight.numel() + of_slots + slots * blueprints * of_pair
 
 
 class BlendPointer(nn.Module):
     """Weighs the built-in blends for a blueprint in a slot."""
 
-    def __init__(self, width: int, inner: int, blueprint_width: int):
+    def __init__(self, inner: int):
         super().__init__()
-        self.asking = _Asking(width, inner)
-        self.of_blueprint = nn.Linear(blueprint_width, inner)
         self.last = nn.Linear(inner, NUM_BLENDS)
         self.blueprint_last = nn.Linear(inner, NUM_BLENDS, bias=False)
 
@@ -106,14 +100,14 @@ class BlendPointer(nn.Module):
         """Layers that begin close to 0."""
         return [self.last, self.blueprint_last]
 
-    def forward(self, whole: Tensor, slots: Tensor, blueprints: Tensor) -> Tensor:
-        """Logits [..., S, K, blends]."""
-        of_slot = self.last(self.asking(whole, slots))
-        of_blueprint = self.blueprint_last(torch.tanh(self.of_blueprint(blueprints)))
-        return of_slot.unsqueeze(-2) + of_blueprint.unsqueeze(-3)
+    def forward(self, slots: Tensor, blueprints: Tensor) -> Tensor:
+        """Logits [..., S, K, blends] from [..., S, D] and [..., K, D]."""
+        return self.last(slots).unsqueeze(-2) + self.blueprint_last(blueprints).unsqueeze(-3)
 
     def products(self, slots: int, blueprints: int) -> int:
         """Multiplications with an addition of one call."""
-        of_blueprint = self.of_blueprint.weight.numel() + self.blueprint_last.weight.numel()
-        of_slot = self.last.weight.numel()
-        return self.asking.products(slots) + slots * of_slot + blueprints * of_blueprint
+        of_slots = slots * self.last.weight.numel()
+        return of_slots + blueprints * self.blueprint_last.weight.numel()
+
+
+Pointer = SlotPointer | BlueprintPointer | BlendPointer

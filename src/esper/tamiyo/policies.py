@@ -202,9 +202,22 @@ class NetworkPolicy:
         masks_on_device = {
             name: torch.as_tensor(mask, device=self.device) for name, mask in masks.items()
         }
+        if memory is not None:
+            memory = self._fitting(memory, len(states))
         with torch.no_grad():
             decision = self.network.get_action(
                 states, memory, masks_on_device, self.deterministic, self.draws
             )
         actions = torch.stack([decision.choices[name] for name in self.network.spec.names], -1)
         return actions.cpu().numpy(), decision.hidden
+
+    def _fitting(self, memory: Hidden, count: int) -> Hidden:
+        """A memory where the weights are; that of another network is refused."""
+        wanted = (1, count, self.network.memory_width)
+        shapes = [tuple(part.shape) for part in memory]
+        if shapes != [wanted, wanted]:
+            raise SettingError(
+                f"the memory has shapes {shapes}, this policy needs two of {wanted}; hand back "
+                "what it returned for the same hosts, or None where their episodes begin."
+            )
+        return memory[0].to(self.device), memory[1].to(self.device)

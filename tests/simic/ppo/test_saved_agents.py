@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors.torch import save_file
 
 import esper
-from esper.leyline.errors import EsperError, SaveError
+from esper.leyline.errors import CheckpointMismatchError, EsperError, SaveError
 from esper.leyline.factored_actions import ActionSpace
 from esper.leyline.slots import SlotConfig
 from esper.simic.ppo.any_env import Player
@@ -57,11 +57,32 @@ def test_a_policy_that_learn_taught_plays_as_an_arm(grown):
 
     def build(facts):
         policy = load_fitting(path, facts.space)
-        policies.append(policy.reads_telemetry)
+        policies.append(policy.lacking)
         return policy
 
     (run,) = run_entries(task, [Entry("learned", 3, build)])
-    assert (run.result.epochs, policies) == (4, [True])
+    assert (run.result.epochs, policies) == (4, [()])
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda names: names[1:], "no host.epochs, which is read here"),
+        (lambda names: [*names, "host.weather"], "host.weather, which is not read here"),
+        (lambda names: names[::-1], "in another order"),
+    ],
+)
+def test_a_policy_that_reads_other_features_is_refused_in_one_line(
+    grown, tmp_path, change, difference
+):
+    tensors, plain = read_policy(grown[1])
+    layout = vars(plain["layout"])
+    layout = {**layout, "features": list(change(list(layout["features"])))}
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(seal(tensors, {**plain, "layout": layout}))
+    space = ActionSpace.of(SlotConfig(("r0c0",)), ("mlp",))
+    with pytest.raises(CheckpointMismatchError, match=rf"^[^\n]*{difference}[^\n]*$"):
+        load_fitting(path, space)
 
 
 def test_an_agent_that_is_loaded_acts_and_learns_as_the_saved_one(grown):
@@ -210,10 +231,12 @@ def test_a_checkpoint_without_its_learner_says_so(grown, tmp_path):
         esper.PPOAgent.load(tmp_path / "bare.safetensors")
 
 
-def test_a_policy_of_the_lifecycle_of_0_2_0_is_refused_in_one_line(grown, tmp_path):
+@pytest.mark.parametrize("before", [3, 4])
+def test_a_policy_of_an_earlier_version_is_refused_in_one_line(grown, tmp_path, before):
     tensors, plain = read_policy(grown[1])
-    (tmp_path / "old.safetensors").write_bytes(seal(tensors, {**plain, "format": 3}))
-    with pytest.raises(SaveError, match=r"^[^\n]*format 3, [^\n]*0\.2\.0 learned[^\n]*$"):
+    (tmp_path / "old.safetensors").write_bytes(seal(tensors, {**plain, "format": before}))
+    line = rf"^[^\n]*format {before}, [^\n]*read other numbers; train a new one[^\n]*$"
+    with pytest.raises(SaveError, match=line):
         read_policy(tmp_path / "old.safetensors")
 
 

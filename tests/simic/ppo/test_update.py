@@ -12,6 +12,7 @@ from esper.leyline.factored_actions import NUM_OPS, OP_CULL, OP_FOSSILIZE, OP_GE
 from esper.simic.ppo import agent as agent_module
 from esper.simic.ppo.rollout import Targets
 from simic.worlds import SMALL, bytes_of, clocks, growth_agent, growth_rollout, player_for
+from tamiyo.policy_cases import end_of
 
 EVERY_OP = {
     OP_WAIT: ("slot", "blueprint", "blend"),
@@ -115,22 +116,20 @@ def gradients(agent, rollout, weight):
 def test_a_head_whose_op_was_possible_but_not_taken_still_gets_its_entropy_bonus():
     agent = growth_agent()
     found = gradients(agent, waiting_rollout(agent), weight=0.01)
-    assert all(found[f"policy_heads.{name}.2.weight"].any() for name in agent.network.spec.names)
+    assert all(found[end_of(name)].any() for name in agent.network.spec.names)
 
 
 def test_without_the_bonus_a_head_that_was_not_used_learns_nothing():
     agent = growth_agent()
     found = gradients(agent, waiting_rollout(agent), weight=0.0)
-    assert not any(
-        found[f"policy_heads.{name}.2.weight"].any() for name in ("slot", "blueprint", "blend")
-    )
+    assert not any(found[end_of(name)].any() for name in ("slot", "blueprint", "blend"))
 
 
 def test_a_head_whose_op_was_impossible_gets_no_bonus():
     agent = growth_agent()
     found = gradients(agent, waiting_rollout(agent, (OP_WAIT, OP_CULL)), weight=0.01)
-    assert not any(found[f"policy_heads.{name}.2.weight"].any() for name in ("blueprint", "blend"))
-    assert found["policy_heads.slot.2.weight"].any()
+    assert not any(found[end_of(name)].any() for name in ("blueprint", "blend"))
+    assert found[end_of("slot")].any()
 
 
 # -- advantages, values and their units ------------------------------------------------------------
