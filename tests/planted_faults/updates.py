@@ -254,10 +254,24 @@ FAULTS = [
     ),
     Fault(
         phrase="32: every rank normalises its own advantages",
-        place="simic/ppo/agent.py::PPOAgent.update",
-        old="normalise_advantages(raw, rollout.valid, pool)",
-        new="normalise_advantages(raw, rollout.valid)",
+        place="simic/ppo/families.py::FamilyReturns.normalise",
+        old="normalise_advantages(advantages, steps, pool)",
+        new="normalise_advantages(advantages, steps)",
         test="simic/test_team_ranks.py::test_several_ranks_find_what_one_finds[2 ranks]",
+    ),
+    Fault(
+        phrase="rewards of a small family are divided by what a large one earns",
+        place="simic/ppo/families.py::FamilyReturns.scales",
+        old="[rollout.families]",
+        new="[[0 for _ in rollout.families]]",
+        test="simic/ppo/test_families.py::test_a_family_with_rewards_a_hundred_times_as_large_does_not_drown_the_other",
+    ),
+    Fault(
+        phrase="advantages of all families are normalised together",
+        place="simic/ppo/families.py::FamilyReturns.normalise",
+        old="steps = rollout.valid & rollout.is_of(family)",
+        new="steps = rollout.valid",
+        test="simic/ppo/test_families.py::test_advantages_are_normal_in_each_family",
     ),
     Fault(
         phrase="42: every rank normalises what it has seen itself",

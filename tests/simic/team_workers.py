@@ -197,14 +197,14 @@ def note_rollouts():
     """
     seen, update = [], PPOAgent.update
 
-    def noting(agent, rollout):
+    def noting(agent, rollout, **options):
         types = {
             rollout.states.dtype,
             rollout.rewards.dtype,
             *(p.dtype for p in agent.network.parameters()),
         }
         seen.append({"first": rollout.first, "types": types, "choices": rollout.choices.clone()})
-        return update(agent, rollout)
+        return update(agent, rollout, **options)
 
     PPOAgent.update = noting
     return seen

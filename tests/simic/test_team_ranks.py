@@ -50,6 +50,7 @@ CASES = {
     "2 ranks, joint": (2, {**FREE, "ppo__clip_mode": "joint"}),
     "4 ranks": (4, FREE),
     "4 ranks, joint": (4, {**FREE, "ppo__clip_mode": "joint"}),
+    "2 ranks, imitating": (2, {**FREE, "imitation__rounds": 2}),
     "shares of 3 and 2": (2, {**FREE, "hosts": 5}),
     "minibatches of one row": (2, {**FREE, "hosts": 5, "ppo__minibatches": 5}),
     "no row on some ranks": (4, {**FREE, "ppo__minibatches": 4, "ppo__target_kl": 0.002}),
@@ -85,6 +86,7 @@ def test_several_ranks_find_what_one_finds(case, alone, tmp_path):
     (tensors, plain), (tensors2, plain2) = tensors_of(out), tensors_of(here)
     assert farthest_tensor(tensors, tensors2) < (CLOSE,)
     assert plain["counters"] == plain2["counters"]
+    assert farthest(plain["learner"]["returns"], plain2["learner"]["returns"]) < (CLOSE,)
     assert farthest(rounds_of(out), rounds_of(here)) < (CLOSE,)
     assert counted(out) == counted(here)
     assert farthest(hosts_of(out), hosts_of(here)) < (CLOSE,)
@@ -118,8 +120,8 @@ def updated(tmp_path, fault):
         if team.rank == 1:
             fault()
         records, update = [], learner.PPOAgent.update
-        learner.PPOAgent.update = lambda agent, rollout: (
-            records.append(update(agent, rollout)) or records[-1]
+        learner.PPOAgent.update = lambda agent, rollout, **options: (
+            records.append(update(agent, rollout, **options)) or records[-1]
         )
         config = tiny(tmp_path / "run", hosts=4, rounds=1, ppo__target_kl=1.0, ppo__epochs=3)
         taught = train_ppo_vectorized(config, sink=NullSink(), team=team)

@@ -398,9 +398,9 @@ def test_nothing_is_escalated_where_telemetry_is_off(tmp_path, monkeypatch):
 def test_a_row_that_is_not_a_number_is_told_and_does_no_harm(tmp_path, monkeypatch):
     real = PPOAgent.update
 
-    def update(self, rollout):
+    def update(self, rollout, **options):
         rollout.rewards[1, 0] = float("nan") if self.updates == 0 else rollout.rewards[1, 0]
-        return real(self, rollout)
+        return real(self, rollout, **options)
 
     monkeypatch.setattr(PPOAgent, "update", update)
     config = tiny(tmp_path / "run")

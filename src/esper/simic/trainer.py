@@ -204,7 +204,14 @@ def build_agent(
         observations=ObservationCodec(env.single_observation_space),
         actions=ActionCodec(env.single_action_space, env.heads),
     )
-    agent = PPOAgent(network, ppo, seed=mix_seed(config.seed, 12), codecs=codecs, team=team)
+    agent = PPOAgent(
+        network,
+        ppo,
+        seed=mix_seed(config.seed, 12),
+        codecs=codecs,
+        team=team,
+        families=(env.task.name,),
+    )
     agent.layout = layout
     return agent, layout
 

@@ -3,7 +3,7 @@
 It knows heads, masks and rewards only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SaveError, SettingError, outline
 from esper.simic.ppo.codecs import ActionCodec, Codecs, Mask, ObservationCodec, Spaces
 from esper.simic.ppo.diagnostics import MinibatchTrace, UpdateFacts, UpdateRecord, summarise
+from esper.simic.ppo.families import FamilyReturns
 from esper.simic.ppo.losses import (
     HeadSteps,
     StepTable,
@@ -32,7 +33,6 @@ from esper.simic.ppo.rollout import (
     Rows,
     Targets,
     explained_variance,
-    normalise_advantages,
 )
 from esper.simic.ppo.settings import PPOConfig, PPOSettings
 from esper.simic.team import Team
@@ -93,6 +93,8 @@ class PPOAgent:
         seed: decides what it draws and how it shuffles.
         codecs: how it reads observations and writes actions; only `act` and `save` need them.
         team: the processes that learn together.
+        families: names of the families of hosts that rows of a rollout may be of. Rewards of each
+            are divided by the deviation of its returns; without names they stay as they are.
 
     >>> import esper, gymnasium
     >>> env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
@@ -117,6 +119,7 @@ class PPOAgent:
         seed: int = 0,
         codecs: tuple[ObservationCodec, ActionCodec] | None = None,
         team: Team | None = None,
+        families: Sequence[str] = (),
     ):
         self.network = network
         self.config = config or PPOSettings()
@@ -128,6 +131,7 @@ class PPOAgent:
         )
         self.draws = torch.Generator(self.device).manual_seed(mix_seed(seed, 1))
         self.shuffles = torch.Generator().manual_seed(mix_seed(seed, 2))
+        self.returns = FamilyReturns(families)
         self.decisions = 0
         self.updates = 0
         self.layout: Layout | None = None  # of a growth policy: what it fits
@@ -172,7 +176,8 @@ class PPOAgent:
                 codecs = layout.codecs()
             settings = PPOConfig if "horizon" in learner["config"] else PPOSettings
             config = settings.of(learner["config"], str(path))
-            agent = PPOAgent(network.to(device), config, codecs=codecs)
+            families = [*learner["returns"]]
+            agent = PPOAgent(network.to(device), config, codecs=codecs, families=families)
         agent.layout = layout if isinstance(layout, Layout) else None
         fresh_draws = agent.draws.get_state()
         if "draws" in content.tensors and len(content.tensors["draws"]) != len(fresh_draws):
@@ -190,7 +195,10 @@ class PPOAgent:
         plain = {
             "format": FORMAT,
             "layout": asdict(layout),
-            "learner": {"config": self.config.model_dump(mode="json")},
+            "learner": {
+                "config": self.config.model_dump(mode="json"),
+                "returns": self.returns.state(),
+            },
             "counters": {"decisions": self.decisions, "updates": self.updates},
             "facts": dict(facts),
         }
@@ -217,6 +225,7 @@ class PPOAgent:
             self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
             self.draws.set_state(content.tensors["draws"])
             self.shuffles.set_state(content.tensors["shuffles"])
+            self.returns.load(content.plain["learner"]["returns"])
             self.decisions = content.plain["counters"]["decisions"]
             self.updates = content.plain["counters"]["updates"]
         return dict(content.plain["facts"])
@@ -292,9 +301,11 @@ class PPOAgent:
         """
         config = self.config
         pool = self.team.sum
-        raw, returns = rollout.targets(config.gamma, config.gae_lambda)
+        fresh = self.returns.begin(rollout, config.gamma, pool)
+        scales = self.returns.scales(rollout)
+        raw, returns = rollout.targets(config.gamma, config.gae_lambda, scales)
         known_share = explained_variance(rollout.values, returns, rollout.valid, pool)
-        advantages = normalise_advantages(raw, rollout.valid, pool)
+        advantages = self.returns.normalise(raw, rollout, pool)
         entropy_weight: float | None = config.annealed("entropy", self.decisions)
         lr = config.annealed("lr", self.decisions)
         self.optimizer.param_groups[0]["lr"] = lr
@@ -306,6 +317,7 @@ class PPOAgent:
         stale = self._stale_state_error(rollout)
         self.network.observation_stats.update(_finite(rollout.states[rollout.valid]), pool)
         self.network.update_return_stats(_finite(returns[rollout.valid][:, None]), pool)
+        self.returns.update(rollout, config.gamma, pool, fresh)
         *head_decisions, decisions = table.decisions.tolist()
         self.decisions += decisions
         self.updates += 1

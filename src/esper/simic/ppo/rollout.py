@@ -4,7 +4,7 @@ Advantages are computed here from what is stored; nothing learns.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ class Rollout:
         first: number of the first row among the rows of all processes.
         total: rows of all processes; None: there are no others.
         pieces: most parts of a row.
+        families: for each row the number of the family that it is of; by default all are of one.
     """
 
     def __init__(
@@ -80,8 +81,11 @@ class Rollout:
         first: int = 0,
         total: int | None = None,
         pieces: int = 1,
+        families: Sequence[int] | None = None,
     ):
         self.spec = spec
+        self.families = [0] * count if families is None else [*families]
+        assert len(self.families) == count, "each row is of one family"
         self.steps = steps
         self.count = count
         self.first = first
@@ -130,6 +134,7 @@ class Rollout:
         part.masks = {name: mask[:, rows] for name, mask in self.masks.items()}
         part.hidden = (self.hidden[0][:, pieces], self.hidden[1][:, pieces])
         part.end_hidden = (self.end_hidden[0][:, rows], self.end_hidden[1][:, rows])
+        part.families = self.families[rows]
         part.count = count
         part.first = self.first + start
         return part
@@ -196,10 +201,18 @@ class Rollout:
         """Steps after which no trace of advantages continues, [T, N]."""
         return self.terminated | self.truncated
 
-    def targets(self, gamma: float, lam: float) -> Targets:
-        """Advantages and returns; advantages are 0 at filler steps."""
+    def is_of(self, family: int) -> Tensor:
+        """Which rows are of this family, [N]."""
+        return torch.tensor(self.families, device=self.rewards.device) == family
+
+    def targets(self, gamma: float, lam: float, scales: Tensor | None = None) -> Targets:
+        """Advantages and returns, of rewards divided by `scales` [N].
+
+        Advantages are 0 at filler steps.
+        """
+        rewards = self.rewards if scales is None else self.rewards / scales
         estimates = gae(
-            self.rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam
+            rewards, self.values, self.after_values, self.terminated, self.ended, gamma, lam
         )
         advantages = torch.where(self.valid, estimates, 0.0)
         return Targets(advantages=advantages, returns=advantages + self.values)
