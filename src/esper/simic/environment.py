@@ -36,8 +36,9 @@ from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, re
 from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.observation import LARGEST, feature_names, observe
+from esper.tamiyo.observation import LARGEST, feature_names
 from esper.tamiyo.policy_files import Layout
+from esper.tamiyo.widening import observe_in, widen
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
 
 Info = dict[str, Any]
@@ -159,7 +160,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
-        self.space = self.population.runs[0].model.space
+        self.space = self.population.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
         self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
@@ -301,7 +302,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
             events: list[Event] = []
             if host not in begins:
-                events = self.episodes.act(host, (op, slot, blueprint, blend))
+                events = self.episodes.act(host, (op, slot, blueprint, blend), self.space)
             is_refused = any(isinstance(event, ActionRefused) for event in events)
             done.append(op if events and not is_refused else OP_WAIT)
             happened.append(events)
@@ -383,13 +384,15 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:
         """Observations and info of all hosts as they stand."""
         info = {
-            "action_mask": compute_batch_masks(self.episodes.views),
+            "action_mask": compute_batch_masks(
+                [widen(view, self.space) for view in self.episodes.views]
+            ),
             "reports": [view.reports for view in self.episodes.views],
             "ledger": [run.ledger.counts() for run in self.population.runs],
             "events": happened,
             **more,
         }
-        return observe(self.episodes.trackers, self.use_telemetry), info
+        return observe_in(self.episodes.trackers, self.space, self.use_telemetry), info
 
 
 def _chained(earlier: list[list[Event]], later: list[list[Event]]) -> list[list[Event]]:

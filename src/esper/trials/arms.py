@@ -17,18 +17,19 @@ from esper.episodes import Episodes, decide, decision_flops, facts_of, keepable
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import has_gate
 from esper.leyline.errors import IllegalActionError, SettingError
-from esper.leyline.factored_actions import OP_WAIT, Choice
+from esper.leyline.factored_actions import OP_WAIT, ActionSpace, Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
+from esper.runtime.tasks.families import Variation
 from esper.runtime.tasks.task import Task
 from esper.storage.runfolder import label_policies
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.observation import observe
 from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports
 from esper.tamiyo.policy_names import build_policy, parse_rule
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import Signals, SignalTracker
+from esper.tamiyo.widening import narrow, observe_in, widen
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
 
 Populate = Callable[[Task, Sequence[int]], Population]
@@ -80,6 +81,7 @@ class ArmRun:
     network: nn.Module
     peak_params: int
     architecture: tuple[Planting, ...]  # fossils, in the order of slots
+    variation: Variation | None = None  # what a host that differs from others has drawn
 
 
 @memory_errors()
@@ -129,6 +131,7 @@ def run_entries(
             network=final.network,
             peak_params=run.ledger.peak_params,
             architecture=architecture_of(run.model),
+            variation=run.variation,
         )
         arm_runs.append(arm_run)
     return arm_runs
@@ -217,10 +220,18 @@ class Decider:
     `arm` names it in errors.
     """
 
-    def __init__(self, policy: Policy, tracker: SignalTracker, arm: str = "?"):
+    def __init__(
+        self,
+        policy: Policy,
+        tracker: SignalTracker,
+        arm: str = "?",
+        space: ActionSpace | None = None,
+    ):
         self.policy = policy
         self.tracker = tracker
         self.arm = arm
+        # a network was built for every slot that some host of the task has; a rule sees its host
+        self.space = space if isinstance(policy, NetworkPolicy) else None
         self.memory: Any = None
         # around every decision: what is wrong with a restored memory may show late
         self.recalled: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -234,19 +245,22 @@ class Decider:
         Where the policy may not act, it is a rule's standing order at most. `look` returns the
         host's view after an op.
         """
+        space = self.space or view.space
         decisions = decide(
             self.policy,
-            view,
+            widen(view, space),
             self.memory,
             self.tracker.signals,
-            look=look,
+            look=lambda: widen(look(), space),
             ask=self._ask,
             may_act=may_act,
         )
         for decision in decisions:
             self.memory = decision.memory
-            if decision.choice[0] != OP_WAIT:
-                yield decision.choice
+            choice = narrow(decision.choice, space, view.space)
+            assert choice is not None, "the masks let nothing through in a slot that is not there"
+            if choice[0] != OP_WAIT:
+                yield choice
 
     def _ask(
         self, masks: Masks, reports: Sequence[Reports], memory: Any, signals: Sequence[Signals]
@@ -255,7 +269,8 @@ class Decider:
         policy = self.policy
         observation = None
         if isinstance(policy, NetworkPolicy):
-            observation = observe([self.tracker], policy.reads_telemetry)
+            assert self.space is not None, "a network needs the space that it was built for"
+            observation = observe_in([self.tracker], self.space, policy.reads_telemetry)
         with self.recalled():
             return policy.decide(observation, masks, reports, memory, signals)
 
@@ -273,7 +288,7 @@ def make_decider(
     built = build_policy(policy, facts)
     if not getattr(built, "keeps_measured", False):
         episodes.population.expect_undecided([host])
-    return Decider(built, episodes.trackers[host], arm or str(policy))
+    return Decider(built, episodes.trackers[host], arm or str(policy), episodes.population.space)
 
 
 def play_epoch(episodes: Episodes, deciders: Sequence[Decider]) -> list[list[Event]]:
