@@ -39,6 +39,7 @@ from esper.tamiyo.policies import WAIT, Actions, NetworkPolicy, Policy, Reports
 from esper.tamiyo.readings import Sight, observe
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import EpochSignals, Signals, SignalTracker
+from esper.tamiyo.widening import narrow
 from esper.telemetry import events
 from esper.telemetry.events import Event, LedgerClosed, finite
 
@@ -147,6 +148,8 @@ class Episodes:
         self.trackers = [self._tracker(host) for host in range(len(population.runs))]
         self.views: list[GrowthView] = []
         self.facts = [self._facts(host) for host in range(len(population.runs))]
+        # hosts of which no event has said yet what they have drawn
+        self._unannounced = set(range(len(population.runs)))
 
     def _facts(self, host: int) -> HostFacts:
         run = self.population.runs[host]
@@ -161,6 +164,7 @@ class Episodes:
         self.population.reset(host, seed)
         self.trackers[host] = self._tracker(host)
         self.facts[host] = self._facts(host)
+        self._unannounced.add(host)
 
     def sight(self, host: int, view: GrowthView | None = None) -> Sight:
         """What is read of a host as it was last measured, or as `view` shows it."""
@@ -192,7 +196,7 @@ class Episodes:
     def finish(self) -> list[list[Event]]:
         """What became of the epoch that was started."""
         self.population.finish_epoch()
-        happened: list[list[Event]] = [[] for _ in self.population.runs]
+        happened = [self._announce(host) for host in range(len(self.population.runs))]
         for rollback in self.population.evaluate():
             number, epoch = self._numbers(rollback.host)
             happened[rollback.host].append(
@@ -203,7 +207,8 @@ class Episodes:
         for host, of_host in enumerate(happened):
             # of a host that was rolled back nothing was measured as it is now: it is pruned an
             # epoch later
-            verdicts.append([] if of_host else self.population.prune(host))
+            was_rolled_back = any(isinstance(event, events.HostRolledBack) for event in of_host)
+            verdicts.append([] if was_rolled_back else self.population.prune(host))
         shapes, seconds = self.population.take_compiled()
         if shapes:
             number, epoch = self._numbers(0)
@@ -219,6 +224,23 @@ class Episodes:
         return [
             name_modules(run.model, of_host)
             for run, of_host in zip(self.population.runs, happened, strict=True)
+        ]
+
+    def _announce(self, host: int) -> list[Event]:
+        """What a host has drawn whose episode has just begun, if hosts of its task differ."""
+        variation = self.population.runs[host].variation
+        if host not in self._unannounced or variation is None:
+            return []
+        self._unannounced.discard(host)
+        number, epoch = self._numbers(host)
+        return [
+            events.HostBegan(
+                host=number,
+                epoch=epoch,
+                seed=self.population.runs[host].seed,
+                variation=variation.number,
+                drawn=variation.drawn,
+            )
         ]
 
     def _measured(self, host: int) -> events.HostEpoch:
@@ -267,18 +289,26 @@ class Episodes:
 
     def look_again(self) -> None:
         """Take hosts that were restored as they stand now."""
+        self._unannounced.clear()
         self.views = self.population.views()
         for tracker, view in zip(self.trackers, self.views, strict=True):
             tracker.reports = dict(view.reports)
 
-    def act(self, host: int, choice: Choice) -> list[Event]:
-        """Carry out one decision.
+    def act(self, host: int, choice: Choice, space: ActionSpace | None = None) -> list[Event]:
+        """Carry out one decision, in indices of `space` or else of the host's own space.
 
         What is not possible now is refused, which is an event too, and counts as WAIT.
         """
         model = self.population.runs[host].model
         number, epoch = self._numbers(host)
-        happened = act(partial(self.population.apply, host), model.space, choice, number, epoch)
+        space = space or model.space
+        choice_of_host = narrow(choice, space, model.space)
+        if choice_of_host is None:
+            op, slot, *_ = look_up(space, *choice)
+            reason = f"this host has no slot {slot}."
+            return [events.ActionRefused(host=number, epoch=epoch, op=op, slot=slot, reason=reason)]
+        carry_out = partial(self.population.apply, host)
+        happened = act(carry_out, model.space, choice_of_host, number, epoch)
         return name_modules(model, happened)
 
     def tick(self) -> list[list[Event]]:

@@ -270,6 +270,7 @@ def test_tasks_as_json_hold_the_same(capsys, monkeypatch, a_text):
         "source": TASKS["shakespeare"].source,
         "is_there": True,
         "problem": None,
+        "varies": None,
     }
     assert (rows["cifar10"]["is_there"], rows["cifar10"]["train"], rows["cifar10"]["problem"]) == (
         False,

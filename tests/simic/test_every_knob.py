@@ -10,7 +10,7 @@ from cases import with_slow
 from esper.cli import ppo as running
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
-from esper.runtime import population
+from esper.runtime import nursery, population
 from esper.simic.config import TrainingConfig
 from simic.tiny_runs import checkpoints_in, events_of, tiny
 
@@ -173,7 +173,7 @@ def facets_of(config):
     graphs.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(population, "choose_executor", choose)
-        patch.setattr(population, "is_compiled", ask)
+        patch.setattr(nursery, "is_compiled", ask)
         patch.setattr(
             torch, "set_num_threads", seen["threads"].append
         )  # more than there are cores takes minutes

@@ -13,7 +13,7 @@ from cases import with_slow
 from esper.cli import compare, run
 from esper.leyline.configuration import leaves
 from esper.leyline.errors import EsperError
-from esper.runtime import population
+from esper.runtime import nursery, population
 from esper.runtime.config import TaskConfig
 from esper.trials.config import CompareConfig, RunConfig
 from simic.tiny_runs import events_of
@@ -86,7 +86,7 @@ def facets_of(play, config):
             "choose_executor",
             lambda *asked: seen.append((asked[0], asked[-1])) or real(*asked),
         )
-        patch.setattr(population, "is_compiled", lambda wanted, *rest: bool(seen.append(wanted)))
+        patch.setattr(nursery, "is_compiled", lambda wanted, *rest: bool(seen.append(wanted)))
         patch.setattr(torch, "set_num_threads", seen.append)
         patch.setattr(
             torch, "use_deterministic_algorithms", lambda wanted, **rest: seen.append(wanted)

@@ -18,7 +18,8 @@ from esper.dashboard.comparisons import pairs_of
 from esper.dashboard.reader import RunSummary
 from esper.leyline.errors import printable
 from esper.storage.runfolder import label_policies
-from esper.telemetry.events import ArmFinished, RoundFinished, clock
+from esper.telemetry.events import ArmFinished, RoundFinished
+from esper.telemetry.wording import clock
 
 
 class Row(NamedTuple):
@@ -42,22 +43,34 @@ def print_json(values: Any) -> None:
     print(json.dumps(plain, indent=1, allow_nan=False))
 
 
-def arms_table(results: Sequence[ArmFinished], title: str) -> Table:
-    """Return one row per arm and host: size, scores, seeds and cost."""
+def arms_table(
+    results: Sequence[ArmFinished],
+    title: str,
+    variations: Mapping[int, object] | None = None,
+) -> Table:
+    """Return one row per arm and host: size, scores, seeds and cost.
+
+    `variations` has what hosts that differ have drawn, by their seeds.
+    """
     table = Table("arm", title=Text(printable(title)))
+    if variations:
+        table.add_column("host", min_width=20)
     for column in ("parameters", "validation", "test", "kept,\nculled", "FLOPs", "seconds"):
         table.add_column(column, justify="right")
     labels = label_policies(result.arm for result in results)
     for result in results:
-        scores = [f"{score:.2%}" for score in (result.validation_accuracy, result.test_accuracy)]
-        counts = (
+        cells = [Text(printable(labels[result.arm]))]
+        if variations:
+            cells.append(Text(str(variations[result.seed])))
+        numbers = (
+            f"{result.final_params:,}",
+            f"{result.validation_accuracy:.2%}",
+            f"{result.test_accuracy:.2%}",
             f"{result.fossilized}, {result.culled}",
             f"{result.flops:.3g}",
             f"{result.seconds:.1f}",
         )
-        table.add_row(
-            Text(printable(labels[result.arm])), f"{result.final_params:,}", *scores, *counts
-        )
+        table.add_row(*cells, *numbers)
     return table
 
 

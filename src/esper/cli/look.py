@@ -129,6 +129,9 @@ def list_names(data_root: DataRoot = None, as_json: AsJson = False) -> None:
     for row in rows:
         if row["problem"] is not None:
             print(printable(f"{row['name']}: {row['problem']}"))
+    for row in rows:
+        if row["varies"] is not None:
+            print(printable(f"{row['name']}: hosts differ, {row['varies']}"))
     if not all(row["is_there"] for row in rows):
         print("What is not there: esper data fetch NAME --data-root DIR")
     for title, known in names.items():
@@ -152,6 +155,7 @@ def _describe(task: "Task", root: Path | None) -> dict[str, Any]:
         "validation": None,
     }
     row |= {"host_parameters": None, "source": task.source, "is_there": False, "problem": None}
+    row["varies"] = None if task.varies is None else str(task.varies)
     try:
         with torch.device("meta"):
             row["host_parameters"] = sum(

@@ -34,6 +34,7 @@ from esper.telemetry.events import (
     ArmFinished,
     Event,
     FossilJudged,
+    HostBegan,
     HostRolledBack,
     StageChanged,
 )
@@ -52,9 +53,10 @@ def play(asked: Asked) -> None:
     if results is None:
         raise typer.Exit(130)
     if asked.as_json:
-        print_json([asdict(result) for result in results])
+        print_json(_rows(config, results))
     else:
-        Console().print(arms_table(results, f"{config.policy} on {config.task.name}"))
+        title = f"{config.policy} on {config.task.name}"
+        Console().print(arms_table(results, title, config.variations))
 
 
 def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFinished] | None:
@@ -96,10 +98,22 @@ def run_policy(config: RunConfig, resume: bool, console: Console) -> list[ArmFin
             call = way_on("run", config.out)
             say(f"stopped; {stop.epochs} epochs are saved. Continue with: {call}")
             return None
-        rows = [asdict(result) for result in results]
-        write_durably(config.out / runfolder.RESULTS_TABLE, to_csv(rows).encode())
+        table = to_csv(_rows(config, results))
+        write_durably(config.out / runfolder.RESULTS_TABLE, table.encode())
         runfolder.write_json(config.out / runfolder.RESULTS, _describe_end(config, results))
     return results
+
+
+def _rows(config: RunConfig, results: Sequence[ArmFinished]) -> list[dict[str, Any]]:
+    """The results as plain rows, with what hosts that differ have drawn."""
+    rows = []
+    for result in results:
+        row = asdict(result)
+        variation = config.variations.get(result.seed)
+        if variation is not None:
+            row |= {"variation": variation.number, "drawn": variation.drawn}
+        rows.append(row)
+    return rows
 
 
 def read_finished(config: RunConfig) -> list[ArmFinished] | None:
@@ -152,7 +166,11 @@ def _watcher(
         for event in events:
             match event:
                 case (
-                    ActionTaken() | FossilJudged() | HostRolledBack() | StageChanged(after="CULLED")
+                    ActionTaken()
+                    | FossilJudged()
+                    | HostBegan()
+                    | HostRolledBack()
+                    | StageChanged(after="CULLED")
                 ):
                     say(f"  host {event.host}, {event}")
 

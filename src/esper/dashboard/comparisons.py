@@ -32,6 +32,7 @@ from esper.storage.runfolder import (
     label_policies,
     read_json,
 )
+from esper.telemetry.wording import describe_drawn
 
 FINALS = ("final", "final-equal-flops", "final-whole")
 CONTROLS = ("never", "sham", "random", "schedule", "search", "start", *FINALS, "oracle")
@@ -83,6 +84,8 @@ class SeedRow(BaseModel):
     rate: float
     test_accuracy: float
     test_loss: float
+    variation: int | None = None  # of a host that differs from others, with what it has drawn
+    drawn: dict[str, float] = {}
 
 
 class Results(BaseModel):
@@ -229,6 +232,7 @@ def comparison_data(reader: ComparisonReader) -> dict[str, Any]:
         "version": reader.version,
         "arms": [],
         "pairs": [],
+        "hosts": [],
     }
     if results is None:
         return data
@@ -239,7 +243,18 @@ def comparison_data(reader: ComparisonReader) -> dict[str, Any]:
     data["pairs"] = [
         pair for pair in pairs_of(results.arms) if pair[1] in results.arms[pair[0]].minus
     ]
+    data["hosts"] = _hosts_data(results.rows)
     return data
+
+
+def _hosts_data(rows: Iterable[SeedRow]) -> list[dict[str, Any]]:
+    """What each host seed has drawn; nothing where hosts are alike."""
+    hosts = {}
+    for row in rows:
+        if row.variation is not None:
+            drawn = describe_drawn(row.drawn)
+            hosts[row.seed] = {"seed": row.seed, "variation": row.variation, "drawn": drawn}
+    return list(hosts.values())
 
 
 def _arm_data(name: str, label: str, arm: ArmSummary, rows: Iterable[SeedRow]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from esper.dashboard.series import Series
 from esper.dashboard.view import LogLine, RunView
 from esper.leyline.errors import printable
 from esper.leyline.factored_actions import OP_NAMES
-from esper.telemetry.events import clock, format_gain
+from esper.telemetry.wording import clock, format_gain
 
 Picture = tuple[str, RenderableType]  # A panel's title and what is in it.
 Form = Callable[[float], str]
@@ -158,6 +158,7 @@ def draw_chain(moment: Moment, width: int, height: int) -> Picture:
     if view.config.get("task", {}).get("clock") == "compute":
         title += f" · {last(episode.epochs, 'share', '{:.1%}'.format)} of its compute"
         title += f", {last(episode.epochs, 'steps', '{:.0f}'.format)} steps"
+    title += f" · {episode.drawn}" if episode.drawn else ""
     if not view.slots:
         return title, _none("seed")
     heads = ("slot", "stage", "blueprint", "alpha", "", "contribution", "age", "fossils")

@@ -47,6 +47,7 @@ class Episode:
     host: int
     round: int
     rank: int = 0  # the rank whose file holds its events
+    drawn: str = ""  # what the host has drawn, in words; empty where hosts are alike
     epochs: Series = field(default_factory=Series)
     """epoch, train_loss, held_out_loss, accuracy, score, twin_accuracy, params, flops, steps,
     share, reward, part.NAME

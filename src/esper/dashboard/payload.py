@@ -92,6 +92,7 @@ def episode_data(episode: Episode, points: int = POINTS) -> dict[str, Any]:
     return {
         "host": episode.host,
         "round": episode.round,
+        "drawn": episode.drawn,
         "epochs": episode.epochs.thinned(points),
         "spans": shown,
         "spans_left_out": len(episode.spans) - len(spans),

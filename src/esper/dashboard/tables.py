@@ -1,6 +1,6 @@
 """A run as tables of plain rows: for Python, CSV, JSON and pandas."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from esper.dashboard.reader import records_of
 from esper.leyline.errors import SaveError, UnknownNameError
 from esper.leyline.extras import needs
 from esper.storage import runfolder
-from esper.storage.rows import to_csv
+from esper.storage.rows import flat, to_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -90,7 +90,7 @@ def read_run(folder: str | Path) -> RunTables:
     for record in records_of(folder):
         kind = record.pop("type", None)
         if isinstance(kind, str):
-            by_kind.setdefault(kind, []).append(dict(_flat(record)))
+            by_kind.setdefault(kind, []).append(dict(flat(record)))
     recorded = {RESULTS: _results(folder) or by_kind.get(_FINISHED, [])}
     for table, kind in _EVENTS_BY_TABLE.items():
         recorded[table] = by_kind.get(kind, [])
@@ -108,16 +108,7 @@ def _results(folder: Path) -> list[Row]:
     rows = end.get("rows") or end.get("results")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SaveError(f"{path} holds no rows. Restore it, or look at another run.")
-    return [dict(_flat({key: row[key] for key in row if key != "type"})) for row in rows]
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A record's values by name; those of a record in it by both names, as in `ops.WAIT`."""
-    for name, value in record.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return [dict(flat({key: row[key] for key in row if key != "type"})) for row in rows]
 
 
 def _even(rows: Sequence[Row]) -> list[Row]:

@@ -16,6 +16,7 @@ from esper.leyline.errors import EsperError, is_number, printable
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import ordered_slots
 from esper.telemetry.events import finite, from_record
+from esper.telemetry.wording import describe_drawn
 
 LOG_LINES = 500
 """Event lines that a view remembers; older ones are on disk."""
@@ -177,6 +178,10 @@ def _word(event: NumberedRecord) -> LogLine:
 
 
 # -- what each kind of record changes --------------------------------------------------------------
+
+
+def _began(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
+    episode.drawn = f"variation {record['variation']}: {describe_drawn(record['drawn'])}"
 
 
 def _host_epoch(view: RunView, episode: Episode, record: Record, epoch: int) -> None:
@@ -415,6 +420,7 @@ def _anomaly(view: RunView, record: Record, rank: int) -> None:
 
 
 OF_HOST: dict[Any, Callable[[RunView, Episode, Record, int], None]] = {
+    "HostBegan": _began,
     "HostEpoch": _host_epoch,
     "ActionTaken": _action,
     "ActionRefused": _action,

@@ -15,7 +15,8 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.pruning import find_judged
 from esper.kasmina.slot import SeedSlot, has_gate, seed_size
 from esper.leyline.reports import SeedStateReport
-from esper.telemetry.events import Event, GrowthReported, format_gain
+from esper.telemetry.events import Event, GrowthReported
+from esper.telemetry.wording import format_gain
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ class TaskConfig(Configuration):
         for name, value in self:
             if name not in ("name", "lengths") and value is not None:
                 changes[name] = value
+        if task.varies is not None:
+            # what is named here is the same for all hosts
+            changes["varies"] = task.varies.fixed(*changes)
         lengths = {name: value for name, value in self.lengths if value is not None}
         return replace(task, **changes, lengths=replace(task.lengths, **lengths))
 

@@ -128,6 +128,12 @@ class Nursery:
                     "all take in the task's blueprints."
                 )
             modules |= other.slots.modules
+            slot_ids = other.slots.slot_ids
+            if tuple(modules)[: len(slot_ids)] != slot_ids:
+                raise SettingError(
+                    f"task {self.task.name}: hosts of depth {depth} have the slots {slot_ids}, "
+                    f"others {tuple(modules)}. Give deeper hosts theirs after those."
+                )
         return replace(space, slots=SlotConfig(tuple(modules), modules))
 
 

@@ -36,7 +36,7 @@ from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, re
 from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
 from esper.tamiyo.layout import ObservationLayout
-from esper.tamiyo.masks import compute_batch_masks, pad_masks
+from esper.tamiyo.masks import padded_masks
 from esper.tamiyo.policy_files import Layout
 from esper.tamiyo.readings import FURTHEST, draw_lacking, observe
 from esper.telemetry.events import ActionRefused, Event, HostRolledBack, finite
@@ -169,7 +169,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
-        self.space = self.population.runs[0].model.space
+        self.space = self.population.space
         _, slots, blueprints, blends = self.space.sizes
         self.layout = layout or ObservationLayout(slots, blueprints)
         self.heads = HeadSpec.growth(self.layout.num_slots, self.layout.num_blueprints, blends)
@@ -317,7 +317,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         for host, (op, slot, blueprint, blend) in enumerate(actions.tolist()):
             events: list[Event] = []
             if host not in begins:
-                events = self.episodes.act(host, (op, slot, blueprint, blend))
+                events = self.episodes.act(host, (op, slot, blueprint, blend), self.space)
             is_refused = any(isinstance(event, ActionRefused) for event in events)
             done.append(op if events and not is_refused else OP_WAIT)
             happened.append(events)
@@ -399,7 +399,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def _see(self, happened: list[list[Event]], more: Info) -> tuple[Any, Info]:
         """Observations and info of all hosts as they stand."""
         info = {
-            "action_mask": pad_masks(compute_batch_masks(self.episodes.views), self.layout),
+            "action_mask": padded_masks(self.episodes.views, self.layout),
             "reports": [view.reports for view in self.episodes.views],
             "ledger": [run.ledger.counts() for run in self.population.runs],
             "events": happened,

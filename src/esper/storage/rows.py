@@ -3,17 +3,19 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows of the same columns as CSV with one line of names.
 
-    Lists are written as JSON. `type`, which says what kind of record a row was, is left out.
+    Lists are written as JSON, and what is inside of a row has columns of its own. `type`, which
+    says what kind of record a row was, is left out.
     """
     if not rows:
         return ""
+    rows = [dict(flat(row)) for row in rows]
     columns = [name for name in rows[0] if name != "type"]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
@@ -21,6 +23,15 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         writer.writerow({name: _cell(row[name]) for name in columns})
     return text.getvalue()
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A record's values by name; those of a record in it by both names, as in `ops.WAIT`."""
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _cell(value: Any) -> Any:

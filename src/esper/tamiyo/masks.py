@@ -172,6 +172,14 @@ def pad_masks(masks: Masks, layout: ObservationLayout) -> Masks:
     return {**masks, "slot": slot, "blueprint": blueprint}
 
 
+def padded_masks(views: Sequence[GrowthView], layout: ObservationLayout) -> Masks:
+    """The masks of hosts that may have fewer slots than a layout, stacked."""
+    if len({view.space.sizes for view in views}) == 1:
+        return pad_masks(compute_batch_masks(views), layout)
+    by_host = [pad_masks(compute_batch_masks([view]), layout) for view in views]
+    return {head: np.concatenate([masks[head] for masks in by_host]) for head in by_host[0]}
+
+
 def masks_for(view: GrowthView) -> Masks:
     """The masks of one host as it stands."""
     return compute_action_masks(

@@ -11,6 +11,7 @@ from typing import Any, dataclass_transform
 from esper.leyline.errors import SaveError
 from esper.leyline.factored_actions import DEFAULT_SPACE, ActionSpace, look_up
 from esper.telemetry.escalation import TelemetryLevel
+from esper.telemetry.wording import clock, describe_drawn, format_gain
 
 ACTION_TAKEN = "ACTION_TAKEN"
 """Type of the record of every decision, at debug; `emit_last_action` makes it of raw indices."""
@@ -51,6 +52,18 @@ class SlotEvent(HostEvent):
         """The slot, and the module that it sits on where that is known."""
         slot: str = self.slot  # type: ignore[attr-defined]  # each kind has it at another position
         return slot if self.module is None else f"{slot} ({self.module})"
+
+
+class HostBegan(HostEvent):
+    """The episode of a host began that differs from others of its task: what it has drawn."""
+
+    seed: int
+    variation: int
+    drawn: dict[str, float]
+
+    def __str__(self) -> str:
+        drawn = describe_drawn(self.drawn)
+        return f"epoch {self.epoch}: host {self.host} is variation {self.variation}: {drawn}"
 
 
 class HostEpoch(HostEvent):
@@ -432,13 +445,6 @@ EVENT_TYPES = _find_kinds()
 """The kinds of events by the `type` of their records."""
 
 
-def format_gain(contribution: float | None, error: float | None) -> str:
-    """A contribution with its standard error, for people."""
-    if contribution is None or error is None:
-        return "not measured"
-    return f"{contribution:+.4f} ± {error:.4f}"
-
-
 def finite(value: float | None) -> float | None:
     """None where there is no finite number: JSON has no other."""
     return value if value is not None and math.isfinite(value) else None
@@ -460,13 +466,6 @@ def from_record(record: dict[str, Any]) -> Event:
             "one this version knows."
         )
     return kind(**values)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    whole_minutes, second = divmod(round(seconds), 60)
-    hour, minute = divmod(whole_minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
 def emit_last_action(

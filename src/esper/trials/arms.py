@@ -22,6 +22,7 @@ from esper.leyline.factored_actions import OP_WAIT, Choice
 from esper.leyline.legality import GrowthView
 from esper.runtime.host import HostRun
 from esper.runtime.population import FinalScore, Population, memory_errors
+from esper.runtime.tasks.families import Variation
 from esper.runtime.tasks.task import Task
 from esper.storage.runfolder import label_policies
 from esper.tamiyo.masks import Masks
@@ -80,6 +81,7 @@ class ArmRun:
     network: nn.Module
     peak_params: int
     architecture: tuple[Planting, ...]  # fossils, in the order of slots
+    variation: Variation | None = None  # what a host that differs from others has drawn
 
 
 @memory_errors()
@@ -129,6 +131,7 @@ def run_entries(
             network=final.network,
             peak_params=run.ledger.peak_params,
             architecture=architecture_of(run.model),
+            variation=run.variation,
         )
         arm_runs.append(arm_run)
     return arm_runs

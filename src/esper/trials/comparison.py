@@ -22,6 +22,7 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
+from esper.runtime.tasks.families import at_rate, for_host
 from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.storage.runfolder import ARMS, PLANS, PRETRAINED, label_policies
@@ -88,7 +89,7 @@ class Comparison:
         model = probe.runs[0].model
         self.facts = facts_of(model, self.task.epochs)
         self.trained = {
-            policy: load_fitting(Path(policy), model.space) for policy in config.checkpoints
+            policy: load_fitting(Path(policy), probe.space) for policy in config.checkpoints
         }
         for policy in config.checkpoints:
             warning = other_episodes(Path(policy), self.task)
@@ -208,7 +209,7 @@ class Comparison:
 
     def _task_for(self, group: Sequence[str], rate: float, epochs: int) -> Task:
         """The task at a learning rate and length; of sham growth with its blueprint alone."""
-        task = replace(self.task, lr=self.task.lr * rate, epochs=epochs)
+        task = replace(at_rate(self.task, rate), epochs=epochs)
         for arm in group:
             blueprints = parse(arm).blueprints()
             if blueprints:
@@ -306,7 +307,7 @@ class Comparison:
         if save is not None:
             with fitting(store.manifest):
                 known = TypeAdapter(dict[str, float]).validate_python(save.facts["known"])
-        task = replace(self.task, lr=self.task.lr * rate)
+        task = at_rate(self.task, rate)
         if self.config.pretrain:
             self._pretrain(settings.host_seeds)
 
@@ -369,7 +370,8 @@ class Comparison:
             return
         with fitting(store.manifest), torch.device("meta"):
             state = load(save.contents["host"])
-            self.task.build_host().load_state_dict(state, assign=True)  # refuses what does not fit
+            host = for_host(self.task, seed, self.splits).task.build_host()
+            host.load_state_dict(state, assign=True)  # refuses what does not fit
             self.weights[seed] = state
 
     def _host_store(self, seed: int) -> Store:
@@ -453,7 +455,7 @@ def trials_of(
     return Trials(
         arm=arm,
         rate=rate,
-        rows=tuple(ArmRow.of(run.result, run.peak_params) for run in runs),
+        rows=tuple(ArmRow.of(run.result, run.peak_params, run.variation) for run in runs),
         architectures=tuple(run.architecture for run in runs),
         events=tuple(logs),
         episodes=episodes,

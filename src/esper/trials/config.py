@@ -3,6 +3,8 @@
 The work is elsewhere.
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -11,6 +13,7 @@ from pydantic import Field
 from esper.leyline.errors import SettingError, UnknownNameError
 from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle, split_names
+from esper.runtime.tasks.families import Variation, variation_of
 from esper.simic.config import TrainingConfig
 from esper.storage.runfolder import POLICY
 from esper.storage.store import digest_json
@@ -42,10 +45,31 @@ class TrialConfig(HostsConfig):
     def digest(self, *names: str) -> str:
         """The sha256 of settings, by default of all that decide the results.
 
-        What is saved is bound to it.
+        What is saved is bound to it. The task of hosts that differ counts with what they draw.
         """
         values = self.settled().model_dump(mode="json", exclude={"out", "data_root", "telemetry"})
-        return digest_json({name: values[name] for name in names or values})
+        digested = {name: values[name] for name in names or values}
+        varies = self.task.build().varies
+        if varies is not None and "task" in digested:
+            digested["varies"] = varies.describe()
+            digested["variations"] = [asdict(known) for known in self.variations.values()]
+        return digest_json(digested)
+
+    @property
+    def host_seeds(self) -> Sequence[int]:
+        """The random seeds of the hosts."""
+        raise NotImplementedError
+
+    @property
+    def variations(self) -> dict[int, Variation]:
+        """The variation that each host plays, by its seed; empty where hosts are alike."""
+        task = self.task.build()
+        variations = {}
+        for seed in self.host_seeds:
+            variation = variation_of(task, seed)
+            if variation is not None:
+                variations[seed] = variation
+        return variations
 
     @classmethod
     def start(cls, preset: str | None = None, task: object = None) -> Self:
@@ -78,8 +102,16 @@ class RunConfig(TrialConfig):
 
         So a reader of the run folder sees them.
         """
-        budget = {"budget": self.task.build().budget}
-        return self.model_copy(update={"task": self.settled_task.model_copy(update=budget)})
+        task = self.task.build()
+        if task.varies is not None and task.varies.budget is not None:
+            return self.model_copy(update={"task": self.settled_task})
+        settled = self.settled_task.model_copy(update={"budget": task.budget})
+        return self.model_copy(update={"task": settled})
+
+    @property
+    def host_seeds(self) -> range:
+        """The random seeds of the hosts."""
+        return range(self.seed, self.seed + self.hosts)
 
 
 class CompareConfig(TrialConfig):

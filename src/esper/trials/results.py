@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from esper.runtime.tasks.families import Variation
 from esper.telemetry.events import ArmFinished, to_record
 from esper.telemetry.statistics import compare_pairs, estimate_mean
 from esper.trials.arms import Planting
@@ -42,7 +43,10 @@ Text = Annotated[str, Field(max_length=10**5)]
 
 
 class ArmRow(BaseModel):
-    """One arm's episode on one host seed: `ArmFinished` and the most parameters that it had."""
+    """One arm's episode on one host seed: `ArmFinished` and the most parameters that it had.
+
+    Of a host that differs from others it has what the host has drawn.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,11 +65,22 @@ class ArmRow(BaseModel):
     fossilized: Count
     culled: Count
     peak_params: Count
+    variation: Count | None = None
+    drawn: dict[Text, Count | Measure] = {}
 
     @classmethod
-    def of(cls, result: ArmFinished, peak_params: int) -> "ArmRow":
+    def of(
+        cls, result: ArmFinished, peak_params: int, variation: Variation | None = None
+    ) -> "ArmRow":
         """The row of an episode that is over."""
-        return cls(**to_record(result), peak_params=peak_params)
+        drawn: dict[str, Any] = {}
+        if variation is not None:
+            drawn = {"variation": variation.number, "drawn": variation.drawn}
+        return cls(**to_record(result), peak_params=peak_params, **drawn)
+
+    def to_record(self) -> dict[str, Any]:
+        """The row as plain data; where hosts are alike, it does not say what they have drawn."""
+        return self.model_dump(exclude=None if self.drawn else {"variation", "drawn"})
 
 
 class CurvePoint(NamedTuple):
@@ -104,7 +119,7 @@ class Trials:
 
     def to_record(self) -> dict[str, Any]:
         """The trials as plain data, ready for JSON."""
-        return {**vars(self), "rows": [row.model_dump() for row in self.rows]}
+        return {**vars(self), "rows": [row.to_record() for row in self.rows]}
 
     def describe(self) -> dict[str, Any]:
         """Means of all columns, with intervals where arms are compared or chosen by them."""
@@ -173,7 +188,7 @@ def summarise(config: CompareConfig, done: Mapping[tuple[str, float], Trials]) -
         arms[name]["minus"] = {other: trials.minus(than) for other, than in others.items()}
     rows = []
     for trials in done.values():
-        rows += [{**row.model_dump(), "rate": trials.rate} for row in trials.rows]
+        rows += [{**row.to_record(), "rate": trials.rate} for row in trials.rows]
     return {
         "config": config.model_dump(mode="json", exclude={"out", "data_root"}),
         "arms": arms,

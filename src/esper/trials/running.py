@@ -115,9 +115,8 @@ def build(
     blueprints = name.blueprints()
     if blueprints:
         task = replace(task, blueprints=blueprints)
-    seeds = [config.seed + number for number in range(config.hosts)]
     population = Population(
-        task, seeds, config.devices, data_root=config.data_root, **config.way_to_run
+        task, config.host_seeds, config.devices, data_root=config.data_root, **config.way_to_run
     )
     episodes = Episodes(population)
     policy: str | Callable[[HostFacts], Policy] = config.policy
@@ -139,7 +138,7 @@ def _trained_policy(
         owned=re.compile("policy"),
         bound_to=config.digest(),
     )
-    space = population.runs[0].model.space
+    space = population.space
     kept = store.newest() if is_resumed else None
     if kept is not None:
         return load_fitting(store.path(kept, "policy"), space, kept.contents["policy"])

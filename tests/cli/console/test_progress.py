@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from esper.cli.console import round_line, rounds_table, show_rounds
-from esper.telemetry.events import RoundFinished, clock
+from esper.telemetry.events import RoundFinished
+from esper.telemetry.wording import clock
 
 FIRST = RoundFinished(
     round=0,

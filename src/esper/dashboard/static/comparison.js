@@ -75,7 +75,8 @@ function drawComparison(part) {
   });
   part.pairs.draw({ rows: pairRows(part), ticks: metric.differenceTick, zero: true });
   part.grid.draw([lossAgainstFlops(data)]);
-  part.tables.replaceChildren(armsTable(data), pairsTable(data));
+  const hosts = data.hosts.length ? [hostsTable(data)] : [];
+  part.tables.replaceChildren(armsTable(data), pairsTable(data), ...hosts);
 }
 
 // The arm that the others are held against: the one that most are, unless another is chosen.
@@ -170,6 +171,11 @@ function pairsTable({ arms, pairs }) {
     ];
   });
   return table("Differences, paired by host seed", head, rows, [2, 4]);
+}
+
+function hostsTable({ hosts }) {
+  const rows = hosts.map(({ seed, variation, drawn }) => [seed, variation, drawn]);
+  return table("Hosts: what each host seed has drawn", ["host seed", "variation", "drawn"], rows, [0, 1]);
 }
 
 function comparisonFacts({ header, arms }) {

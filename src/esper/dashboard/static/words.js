@@ -82,7 +82,8 @@ function episodeWords(episode) {
   const left = episode.spans_left_out ? ` (the last ${spans.length} of ${planted} are drawn)` : "";
   const { undecided } = episode;
   const rest = undecided.length ? `${undecided.length} undecided and left out` : `${count(null)} alive`;
-  return `${plural(spans.length, "seed")} planted${left}, ` +
+  const drawn = episode.drawn ? `The host is ${episode.drawn}. ` : "";
+  return `${drawn}${plural(spans.length, "seed")} planted${left}, ` +
     `${count("FOSSILIZED")} kept, ${count("CULLED")} culled, ` +
     `${plural(spans.filter(isRemoved).length, "fossil")} removed late, ${rest}; ` +
     `${plural(episode.actions, "action")}, ${plural(episode.rollbacks.length, "rollback")}.` +

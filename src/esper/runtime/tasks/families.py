@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import DataError, SettingError, UnknownNameError, is_number
 from esper.runtime.splits import Splits, TensorSplit
+from esper.telemetry.wording import describe_drawn, format_count
 
 if TYPE_CHECKING:
     from esper.runtime.tasks.task import Task
@@ -39,16 +40,15 @@ class _Drawn(NamedTuple):
     least: float
     most: float
     is_whole: bool = False
-    text: str = "{}"  # how people read it
 
 
 _DRAWN = {
-    "examples": _Drawn(1, least=2, most=10**7, is_whole=True, text="{:,} examples"),
-    "noise": _Drawn(2, least=0.0, most=0.99, text="noise {:g}"),
-    "width": _Drawn(3, least=1, most=4096, is_whole=True, text="width {}"),
-    "depth": _Drawn(4, least=1, most=64, is_whole=True, text="depth {}"),
-    "lr": _Drawn(5, least=1e-9, most=1e3, text="lr {:g}"),
-    "budget": _Drawn(6, least=1.001, most=1e6, text="budget {:g}"),
+    "examples": _Drawn(1, least=2, most=10**7, is_whole=True),
+    "noise": _Drawn(2, least=0.0, most=0.99),
+    "width": _Drawn(3, least=1, most=4096, is_whole=True),
+    "depth": _Drawn(4, least=1, most=64, is_whole=True),
+    "lr": _Drawn(5, least=1e-9, most=1e3),
+    "budget": _Drawn(6, least=1.001, most=1e6),
 }
 
 
@@ -134,18 +134,14 @@ class Span:
 
     def __str__(self) -> str:
         if self.listed is not None:
-            return ", ".join(f"{value:,g}" for value in self.listed)
+            return ", ".join(format_count(value) for value in self.listed)
         notes = ", log" if self.spacing == "log" else ""
         if self.exact:
             notes += f", {self.least:g} for {self.exact:.0%}"
-        return f"{_number(self.least)} to {_number(self.most)}{notes}"
+        return f"{format_count(self.least)} to {format_count(self.most)}{notes}"
 
     def __repr__(self) -> str:
         return f"Span({self})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -168,15 +164,6 @@ class Variation:
 
     def __str__(self) -> str:
         return describe_drawn(self.drawn)
-
-
-def describe_drawn(drawn: dict[str, float]) -> str:
-    """Drawn values for people.
-
-    >>> describe_drawn({"examples": 240, "noise": 0.2, "width": 4})
-    '240 examples, noise 0.2, width 4'
-    """
-    return ", ".join(_DRAWN[name].text.format(value) for name, value in drawn.items())
 
 
 @dataclass(frozen=True)
@@ -255,11 +242,14 @@ class Variety:
         return Variation(number, **values)
 
     def fixed(self, *names: str) -> "Variety | None":
-        """Return the same where these values are the task's own; None where nothing varies."""
+        """Return the same where these values are the task's own; None where nothing varies.
+
+        Names of what does not vary are passed over.
+        """
         left = [name for name in self.spans if name not in names]
         if not left:
             return None
-        changes: dict[str, Any] = dict.fromkeys(names)
+        changes: dict[str, Any] = dict.fromkeys(name for name in self.spans if name in names)
         if not {"width", "depth"} & set(left):
             changes["build_host"] = None
         return replace(self, **changes)
