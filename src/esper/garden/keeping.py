@@ -155,9 +155,8 @@ def take(
     garden.books.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
-    garden.memory = None
-    if extra["policy"] == garden.policy_name:
-        garden.memory = _from_plain(extra["memory"])
+    saved = extra["memory"] if extra["policy"] == garden.policy_name else None
+    garden.memory = _from_plain(saved)
     if garden.memory is None and extra["memory"] is not None and processes.is_first():
         complain(
             f"the save was grown by {extra['policy']}; {garden.policy_name} starts without its "

@@ -4,11 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_FAR_BELOW = 1e6
+
 
 class TokenAttention(nn.Module):
     """Tokens [..., 1 + S, H] look at the first one and at those slots that are there."""
 
-    HEADS = 4
+    HEADS = 2
 
     def __init__(self, width: int):
         super().__init__()
@@ -33,9 +35,8 @@ class TokenAttention(nn.Module):
 
 def pool_slots(slots: Tensor, is_there: Tensor) -> Tensor:
     """Mean and largest values [..., 2 H] over the slots [..., S, H] that are there; 0 of none."""
-    there = is_there[..., None]
+    there = is_there[..., None].to(slots.dtype)
     count = there.sum(-2)
-    mean = torch.where(there, slots, 0.0).sum(-2) / count.clamp(min=1)
-    lowest = torch.finfo(slots.dtype).min
-    largest = slots.masked_fill(~there, lowest).amax(-2)
-    return torch.cat([mean, torch.where(count > 0, largest, 0.0)], -1)
+    mean = (slots * there).sum(-2) / count.clamp(min=1)
+    largest = (slots - _FAR_BELOW * (1 - there)).amax(-2)
+    return torch.cat([mean, largest * (count > 0)], -1)
