@@ -446,7 +446,7 @@ def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(
     with open("final.safetensors", "wb") as file, open(checkpoint, "rb") as source:
         file.write(source.read())
     config = configured(tmp_path / "run", policies=["never", "final.safetensors"], static=["start"])
-    assert (config.checkpoints, list(config.static)) == (["final.safetensors"], ["start"])
+    assert (list(config.files), list(config.static)) == (["final.safetensors"], ["start"])
 
 
 def test_a_policy_that_reads_other_features_is_refused_before_anything_runs(checkpoint, tmp_path):

@@ -134,29 +134,16 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
-        if not isinstance(task, Task):
-            raise SettingError(
-                f"task is {task!r}; get_task(name) of esper.runtime.tasks.registry gives one."
-            )
         self.host_seeds = read_host_seeds(host_seeds)
-        if not is_number(count, 1, is_whole=True) or not self.host_seeds or task.epochs < 2:
-            raise SettingError(
-                f"growth needs a whole number of hosts, 1 host seed and 2 epochs; got {count!r}, "
-                f"{len(self.host_seeds)} and {task.epochs}."
-            )
-        count = int(count)
+        count = _read_count(task, count, self.host_seeds)
         self.task = task
         self.num_envs = count
         if weights is None:
             weights = FAMILIES.get(task.clock, FAMILIES["contribution"])
         self.weights = check_weights(weights)
-        if not is_number(gamma, 0) or gamma > 1:
-            raise SettingError(f"gamma is {gamma!r}; a discount lies between 0 and 1.")
-        self.gamma = float(gamma)
+        self.gamma = _read_share(gamma, "gamma", "discount")
         self.lacking = frozenset(lacking)
-        if not is_number(drop_readings, 0) or drop_readings > 1:
-            raise SettingError(f"drop_readings is {drop_readings!r}; a chance is from 0 to 1.")
-        self.drop_readings = float(drop_readings)
+        self.drop_readings = _read_share(drop_readings, "drop_readings", "chance")
         self.lacks = [self.lacking] * count
         self.first = first
         twins = raise_twins(task, self.host_seeds, Path(folder), **population)
@@ -465,6 +452,26 @@ def read_actions(actions: Any, shape: tuple[int, ...]) -> NDArray[np.int64]:
             f"blend."
         )
     return choices.astype(np.int64)
+
+
+def _read_count(task: Any, count: Any, host_seeds: Sequence[int]) -> int:
+    """How many hosts there are; what cannot be an environment is refused."""
+    if not isinstance(task, Task):
+        raise SettingError(
+            f"task is {task!r}; get_task(name) of esper.runtime.tasks.registry gives one."
+        )
+    if not is_number(count, 1, is_whole=True) or not host_seeds or task.epochs < 2:
+        raise SettingError(
+            f"growth needs a whole number of hosts, 1 host seed and 2 epochs; got {count!r}, "
+            f"{len(host_seeds)} and {task.epochs}."
+        )
+    return int(count)
+
+
+def _read_share(value: Any, name: str, what: str) -> float:
+    if not is_number(value, 0) or value > 1:
+        raise SettingError(f"{name} is {value!r}; a {what} lies between 0 and 1.")
+    return float(value)
 
 
 def read_host_seeds(seeds: Iterable[Any]) -> tuple[int, ...]:

@@ -175,7 +175,12 @@ def _metadata_of(content: bytes) -> Mapping[str, str]:
 
 
 def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -> NetworkPolicy:
-    """Return the trained policy of a file, for a host with these actions.
+    """Return the trained policy of a file, for a host with these actions."""
+    return load_policy(path, content).for_space(space)
+
+
+def load_policy(path: Path, content: bytes | None = None) -> NetworkPolicy:
+    """Return the trained policy of a file, for a host with the actions that it learned with.
 
     One that reads other features is refused. With `content` the file was read already.
     """
@@ -183,7 +188,7 @@ def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -
     saved: Layout = file.plain["layout"]
     require_features(saved, path)
     network = load_network(saved.build, file.tensors, path)
-    return NetworkPolicy(network, lacking=saved.lacking).for_space(space)
+    return NetworkPolicy(network, lacking=saved.lacking)
 
 
 def load_network(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:

@@ -17,7 +17,6 @@ from esper.runtime.tasks.families import Variation, variation_of
 from esper.simic.config import TrainingConfig
 from esper.storage.runfolder import POLICY
 from esper.storage.store import digest_json
-from esper.tamiyo.policy_files import MOST_WIDTH
 from esper.tamiyo.policy_names import File, Rule, Sham, parse
 from esper.tamiyo.rules import RULES
 from esper.trials.searching import read_search
@@ -27,9 +26,6 @@ ALL = "all"
 
 START = "start"
 """The arm of the bare host, trained from scratch as the final networks are."""
-
-# Bytes: all weights of the widest policy, with what its optimiser remembers.
-_MOST_POLICY = 192 * MOST_WIDTH**2
 
 
 class FinalNetwork(NamedTuple):
@@ -83,7 +79,8 @@ class RunConfig(TrialConfig):
     """What decides an `esper run`: one policy on one or many hosts."""
 
     policy: str = Field(
-        default="heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint"
+        default="heuristic",
+        description="a rule, as heuristic:share=0.5, pretrained, or a checkpoint",
     )
     hosts: int = Field(default=1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     telemetry: TelemetrySettings = Field(
@@ -120,7 +117,7 @@ class CompareConfig(TrialConfig):
     policies: tuple[str, ...] = Field(
         default=("never", "sham", "heuristic", "random"), min_length=1
     )
-    """rules, search:episodes=250, checkpoints"""
+    """rules, search:episodes=250, pretrained, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(
@@ -225,9 +222,14 @@ class CompareConfig(TrialConfig):
         return networks
 
     @property
-    def checkpoints(self) -> list[str]:
-        """Policies that are files."""
-        return [policy for policy in self.policies if isinstance(parse(policy), File)]
+    def files(self) -> dict[str, File]:
+        """Policies that are files, by their names."""
+        files = {}
+        for policy in self.policies:
+            name = parse(policy)
+            if isinstance(name, File):
+                files[policy] = name
+        return files
 
     @property
     def host_seeds(self) -> list[int]:
@@ -239,7 +241,7 @@ def _require_policy(kind: str, name: str, *copies: Path) -> None:
     """Refuse a rule with settings that it does not have, and a checkpoint that is not there."""
     policy = parse(name)
     if isinstance(policy, File):
-        policy.check(kind, copies, _MOST_POLICY)
+        policy.check(kind, copies)
     elif isinstance(policy, Rule):
         policy.check()
     else:
