@@ -1,8 +1,11 @@
 """How tokens look at each other, and what a set of slots comes to."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _FAR_BELOW = 1e6
 
@@ -18,7 +21,10 @@ class TokenAttention(nn.Module):
         """What each token is told, [..., 1 + S, H]; `is_there` is [..., S]."""
         query, key, value = self.question(tokens).chunk(3, -1)
         seen = F.pad(is_there, (1, 0), value=True).unsqueeze(-2)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        # on a GPU gradients of the fused kernels do not repeat bit for bit
+        is_plain = sdpa_kernel(SDPBackend.MATH) if tokens.is_cuda else nullcontext()
+        with is_plain:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
 
     def products(self, tokens: int) -> int:
         """Multiplications with an addition in one pass over so many tokens."""
