@@ -9,7 +9,7 @@ The last step ends with one more measurement, of the network without its undecid
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.episodes import Episodes
-from esper.kasmina.randomness import mix_seed, read_seed
+from esper.kasmina.randomness import read_seed
 from esper.leyline.errors import EpisodeOverError, SettingError, is_number, outline
-from esper.leyline.factored_actions import OP_WAIT
+from esper.leyline.factored_actions import OP_WAIT, ActionSpace
 from esper.runtime.charges import network_flops
 from esper.runtime.executors.graphs import GraphedExecutor
 from esper.runtime.host import EpochReading
@@ -32,6 +32,7 @@ from esper.runtime.ledger import add_up
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.simic.contributions import ContributionBook, Worth
+from esper.simic.host_seeds import read_host_seeds
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, reward_parts
 from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
@@ -95,6 +96,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         gamma: the discount with which what is earned will be added up.
         use_telemetry: whether observations have the telemetry features of each slot.
         first: number of the first host in events, where other processes have hosts too.
+        space: the slots, blueprints and blends that actions name, where other environments have
+            more of them than these hosts.
         population: how to run hosts, as `Population` takes it (devices, executor, amp,
             data_root, splits).
 
@@ -126,6 +129,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         gamma: float = 0.99,
         use_telemetry: bool = True,
         first: int = 0,
+        space: ActionSpace | None = None,
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
@@ -160,7 +164,7 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.population.expect_undecided(range(count))
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
-        self.space = self.population.space
+        self.space = space or self.population.space
         self.heads = HeadSpec.growth(*self.space.sizes[1:])
         self.width = len(feature_names(self.space.slots, use_telemetry))
         self.single_observation_space = gym.spaces.Box(-LARGEST, LARGEST, (self.width,), np.float32)
@@ -176,6 +180,37 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
         """What a policy of these widths is built for if it learns here."""
         return Layout.of(self.space, self.use_telemetry, hidden_dim, head_dim)
+
+    def locate(self, host: int) -> tuple["GrowthVectorEnv", int]:
+        """Where a host of a round is: its environment, and its row there."""
+        return self, host
+
+    def settle(self) -> None:
+        """Wait for hosts that still train, where a round stops in the middle."""
+        self.population.executor.settle(self.population.runs)
+
+    def begin_from(self, seed: int) -> None:
+        """Let this seed decide which hosts come next."""
+        self.seed = seed
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of an episode."""
+        return self.task.epochs
+
+    @property
+    def twin_count(self) -> int:
+        """How many twins there are."""
+        return len(self.twins)
+
+    @property
+    def corpus(self) -> str | None:
+        """What the hosts' data rest on, where that differs between machines."""
+        return self.population.corpus
+
+    def describe(self, report: Callable[[str], None]) -> None:
+        """Report what episodes may cost and rest on, where settings do not say so."""
+        self.population.describe(report)
 
     def parts(self) -> list["GrowthVectorEnv"]:
         """Views of these hosts to step in turn.
@@ -451,15 +486,3 @@ def read_actions(actions: Any, shape: tuple[int, ...]) -> NDArray[np.int64]:
             f"blend."
         )
     return choices.astype(np.int64)
-
-
-def read_host_seeds(seeds: Iterable[Any]) -> tuple[int, ...]:
-    """The hosts that a user names."""
-    if not isinstance(seeds, Iterable):
-        raise SettingError(f"host_seeds is {outline(seeds)}; name the hosts in a list, as [1, 2].")
-    return tuple(read_seed(seed, "a host seed") for seed in seeds)
-
-
-def draw_host_seeds(seed: int, count: int) -> tuple[int, ...]:
-    """The hosts of a run, from its seed."""
-    return tuple(mix_seed(seed, 7, number) for number in range(count))
