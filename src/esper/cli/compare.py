@@ -26,7 +26,15 @@ from esper.trials.results import summarise
 
 CONFIG = CompareConfig
 OPTIONS = options_of(
-    "policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle"
+    "policies",
+    "static",
+    "seeds",
+    *HOSTS.values(),
+    "rates",
+    "final_of",
+    "pretrain",
+    "oracle",
+    "suite",
 )
 
 

@@ -6,7 +6,7 @@ The work is elsewhere.
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, Telemetry
 from esper.runtime.devices import refuse_idle, split_names
 from esper.runtime.tasks.families import Variation, variation_of
 from esper.simic.config import TrainingConfig
+from esper.simic.suites import SuiteConfig
 from esper.storage.runfolder import POLICY
 from esper.storage.store import digest_json
 from esper.tamiyo.policy_names import File, Rule, Sham, parse
@@ -134,11 +135,29 @@ class CompareConfig(TrialConfig):
     oracle: bool = Field(
         default=False, description="also try every single planting, at three times"
     )
+    suite: SuiteConfig | None = Field(
+        default=None, description="judge on the variations that a suite reserves"
+    )
     out: Path = Field(default=Path("runs/compare"), description="folder for results")
+
+    def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
+        """The same with some leaves changed, named by dotted keys such as task.epochs.
+
+        A suite brings the settings of the family that is named, or of its only one.
+        """
+        known = dict(changes)
+        if isinstance(known.get("suite"), dict):
+            suite = SuiteConfig.of(known["suite"], source)
+            family = suite.family(known.get("task.name"))
+            changes = [("task", family.task.model_dump(mode="json")), *changes]
+        return super().with_changes(changes, source)
 
     def check(self) -> None:
         """Refuse arms that do not exist, and settings that contradict each other."""
         super().check()
+        if self.suite is not None:
+            self.suite.check()
+            self._check_suite(self.suite)
         if len(split_names(self.devices)) > 1:
             raise SettingError(
                 f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one."
@@ -156,6 +175,16 @@ class CompareConfig(TrialConfig):
                 f"rates are {list(self.rates)}, but are multiples and must lie "
                 "between 1e-6 and 1e6."
             )
+
+    def _check_suite(self, suite: SuiteConfig) -> None:
+        """Refuse a task that is none of the suite's, and searches on what the suite reserves."""
+        suite.family(self.task.name)
+        for policy in self.policies:
+            if read_search(policy) is not None:
+                raise SettingError(
+                    f"{policy} would look for its plan on hosts of its own, which may play what "
+                    "the suite reserves. Leave the search out, or the suite."
+                )
 
     def _require_followed(self) -> None:
         """Refuse followers, final networks and sham growth, of an arm that does not grow."""
@@ -232,9 +261,11 @@ class CompareConfig(TrialConfig):
         return files
 
     @property
-    def host_seeds(self) -> list[int]:
+    def host_seeds(self) -> Sequence[int]:
         """The random seeds of the hosts, the same for all arms."""
-        return [self.seed + number for number in range(self.seeds)]
+        if self.suite is None:
+            return [self.seed + number for number in range(self.seeds)]
+        return self.suite.judging_seeds(self.task.build(), self.seed, self.seeds)
 
 
 def _require_policy(kind: str, name: str, *copies: Path) -> None:
