@@ -52,6 +52,12 @@ class Layout:
     hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
     head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
+    def __post_init__(self) -> None:
+        for kind in ("slots", "blueprints", "blends"):
+            names = getattr(self, kind)
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{kind} are none or repeat a name")
+
     @classmethod
     def of(
         cls,
