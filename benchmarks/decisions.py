@@ -67,7 +67,15 @@ class Player:
         torch.manual_seed(0)
         task = replace(get_task("digits"), epochs=16, epoch_examples=512)
         self.env = GrowthVectorEnv(task, hosts, host_seeds=range(hosts), folder=folder)
-        self.policy = NetworkPolicy(Layout.of(self.env.space, True, 64, 32).build())
+        self.policy = NetworkPolicy(self._layout(Layout).build())
+
+    def _layout(self, kind: Any) -> Any:
+        """The layout of the policy, as the version asks for it."""
+        return (
+            self.env.layout_of(64, 32)
+            if hasattr(self.env, "layout_of")
+            else kind.of(self.env.space, True, 64, 32)
+        )
 
     def play(self, script: str) -> dict[str, Any]:
         """One episode of every host: CPU seconds of its steps, its losses and its costs."""

@@ -15,35 +15,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT, Choice
-from esper.leyline.slots import SlotConfig
+from esper.tamiyo.layout import SLOT_ROW, ObservationLayout
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.observation import (
-    BASE_FEATURES,
-    BLUEPRINT_FEATURES,
-    STATE_FEATURES,
-    feature_names,
-)
 from esper.tamiyo.policies import WAIT, Actions, NetworkPolicy, RulePolicy
 
 Row = NDArray[np.float32]
 
-STRUCTURAL_OF_HOST = ("progress", "lr_share", "params_share", "seeds_share")
-"""Features of the host that its plan and its growth decide, without any measurement."""
-MEASURED_OF_SLOT = (
-    "contribution",
-    "contribution_error",
-    "gradient_norm",
-    "gradient_ratio",
-    "gradient_health",
-    "vanishing",
-    "exploding",
-    "greedy_score",
+MEASURED_OF_HOST = (
+    "learnt",
+    "standing",
+    *(f"standing_{ago}_ago" for ago in range(1, 5)),
+    "slope_in_errors",
+    "slope",
+    "since_best",
+    "train_learnt",
+    "train_slope",
+    "gap",
+    "gap_share",
+    "score",
+    "score_slope_in_errors",
 )
-"""Features of a slot that somebody had to measure; its stage, ages and blueprint are no secret."""
+"""Numbers of the host that somebody had to measure; its plan and its growth decide the others."""
+MEASURED_OF_SLOT = ("contribution_in_errors", "contribution", "gradient_ratio", "score_ratio")
+"""Numbers of a slot that somebody had to measure; its stage, ages and blueprint are no secret."""
 STATE_OF_SLOT = (
-    *(name for name in STATE_FEATURES if name not in MEASURED_OF_SLOT),
-    *BLUEPRINT_FEATURES,
-    "contribution_measured",
+    "fossils",
+    "epochs_in_stage",
+    "seed_age",
+    "alpha",
+    "relative_size",
+    "depth",
+    "has_contribution",
+    *SLOT_ROW.switches,
 )
 """What a slot's means are told apart by: where its seed stands and what it is."""
 FEWEST = 3
@@ -68,7 +71,7 @@ class Recorder(NetworkPolicy):
     """
 
     def __init__(self, taught: NetworkPolicy, shadow: NetworkPolicy | None = None):
-        super().__init__(taught.network, reads_telemetry=taught.reads_telemetry)
+        super().__init__(taught.network, lacking=taught.lacking)
         self.shadow = shadow
         self.shadow_memory: Any = None
         self.episode = Episode([], [])
@@ -108,7 +111,7 @@ class KeepsAll(NetworkPolicy):
     keeps_measured = True
 
     def __init__(self, taught: NetworkPolicy):
-        super().__init__(taught.network, reads_telemetry=taught.reads_telemetry)
+        super().__init__(taught.network, lacking=taught.lacking)
 
     def decide(
         self,
@@ -134,10 +137,9 @@ class Means:
     by the state alone, and then by whether it holds a seed that was measured.
     """
 
-    def __init__(self, slots: SlotConfig, reads_telemetry: bool, seen: Sequence[Row]):
-        names = feature_names(slots, reads_telemetry)
-        self.place = {name: index for index, name in enumerate(names)}
-        self.slots = slots.slot_ids
+    def __init__(self, layout: ObservationLayout, seen: Sequence[Row]):
+        self.place = {name: index for index, name in enumerate(layout.names)}
+        self.slots = [f"slot{number}" for number in range(layout.num_slots)]
         self.sums: dict[Any, list[Any]] = {}
         for row in seen:
             for columns, groups in self._groups(row):
@@ -161,29 +163,25 @@ class Means:
 
     def _groups(self, row: Row) -> Iterator[tuple[list[int], list[Any]]]:
         """Columns that are replaced together, and their groups from the finest to the coarsest."""
-        progress = self._values(row, ["progress"])
-        host = [name for name in BASE_FEATURES if name not in STRUCTURAL_OF_HOST]
-        yield [self.place[name] for name in host], [("host", progress), ("host",)]
+        progress = self._values(row, ["host.share_left"])
+        host = [self.place[f"host.{name}"] for name in MEASURED_OF_HOST]
+        yield host, [("host", progress), ("host",)]
         for slot in self.slots:
-            measured = [self._column(slot, name) for name in MEASURED_OF_SLOT]
-            columns = [column for column in measured if column is not None]
+            columns = [self.place[f"{slot}.{name}"] for name in MEASURED_OF_SLOT]
             state = self._values(row, [f"{slot}.{name}" for name in STATE_OF_SLOT])
-            coarse = self._values(row, [f"{slot}.occupied", f"{slot}.contribution_measured"])
+            coarse = self._values(row, [f"{slot}.dormant", f"{slot}.has_contribution"])
             yield columns, [(slot, progress, state), (slot, state), (slot, coarse), (slot,)]
 
-    def _column(self, slot: str, name: str) -> int | None:
-        return self.place.get(f"{slot}.{name}")
-
     def _values(self, row: Row, names: Sequence[str]) -> tuple[float, ...]:
-        """Values that tell groups apart; a feature that the policy does not see tells nothing."""
-        return tuple(round(float(row[self.place[name]]), 4) for name in names if name in self.place)
+        """Values that tell groups apart."""
+        return tuple(round(float(row[self.place[name]]), 4) for name in names)
 
 
 class Blinded(NetworkPolicy):
     """The taught policy with other hosts' means in place of everything that was measured."""
 
     def __init__(self, taught: NetworkPolicy, means: Means):
-        super().__init__(taught.network, reads_telemetry=taught.reads_telemetry)
+        super().__init__(taught.network, lacking=taught.lacking)
         self.means = means
 
     def decide(

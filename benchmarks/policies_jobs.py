@@ -237,18 +237,13 @@ def _policy_of(
             taught.network,
             deterministic=False,
             seed=facts.number,
-            reads_telemetry=taught.reads_telemetry,
+            lacking=taught.lacking,
         )
     chosen = read_json(path_of_choice(pupil, keep))
     if arm == "plan":
         script = tuple((due, tuple(op)) for due, op in chosen["plans"][chosen["plan"]]["script"])
         return lambda facts: replays(script)
-    slots = Population(LESSONS[pupil.lesson].task(), [0], splits=splits_of(pupil.lesson))
-    means = Means(
-        slots.runs[0].model.slot_config,
-        taught.reads_telemetry,
-        [np.asarray(row, np.float32) for row in chosen["seen"]],
-    )
+    means = Means(taught.layout, [np.asarray(row, np.float32) for row in chosen["seen"]])
     if arm == "blinded":
         return lambda facts: Blinded(taught, means)
 

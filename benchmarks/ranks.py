@@ -169,16 +169,19 @@ def measure(options: argparse.Namespace) -> dict:
 def bytes_per_update() -> dict:
     """What one rank sends per minibatch and per round, for the presets' networks."""
     from esper.simic.config import TrainingConfig
+    from esper.tamiyo.layout import ObservationLayout
     from esper.tamiyo.network import FactoredRecurrentActorCritic
 
     found = {}
-    for preset, slots, blueprints, width in (("digits", 2, 9, 61), ("cifar10", 3, 9, 80)):
+    for preset, layout in (
+        ("digits", ObservationLayout(2, 9)),
+        ("cifar10", ObservationLayout(3, 9)),
+    ):
         ppo = TrainingConfig.from_preset(preset).ppo
         network = FactoredRecurrentActorCritic(
-            width,
-            slots,
-            num_blueprints=blueprints,
-            num_blends=3,
+            layout.width,
+            layout.num_slots,
+            layout=layout,
             hidden_dim=ppo.hidden_dim,
             head_dim=ppo.head_dim,
         )

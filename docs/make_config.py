@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from esper.leyline.configuration import leaves
 from esper.runtime.config import HostsConfig, TaskConfig
 from esper.simic.config import TrainingConfig, presets
+from esper.simic.suites import SuiteConfig
 from esper.trials.config import CompareConfig, RunConfig
 
 PAGE = Path(__file__).parent / "config.md"
@@ -18,6 +19,7 @@ WORDS: dict[Any, str] = {
     str: "text",
     bool: "true, false",
     Path: "path",
+    SuiteConfig: "[suite](varied.md#suites)",
 }
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 INTRODUCTION = """# Configuration

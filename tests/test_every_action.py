@@ -64,6 +64,8 @@ STAND_INS = {
 STAND_IN_OF = {
     "digits": "images",
     "digits_varied": "images",
+    "fashion_varied": "images",
+    "cifar10_varied": "images",
     "blobs": "points",
     "code": "text",
     "code_tiny": "text",

@@ -15,18 +15,17 @@ import pytest
 import torch
 
 from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT
-from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 from esper.runtime.tasks.registry import TASKS
+from esper.tamiyo.layout import ObservationLayout
 from esper.tamiyo.masks import MaskSeedInfo, compute_action_masks
-from esper.tamiyo.observation import feature_names
 from esper.tamiyo.policies import NetworkPolicy
 from esper.telemetry.events import ActionTaken, SeedMeasured
 from readme_tables import ROOT
 
 MODULES = ("policies_tasks", "policies_arms", "policies_jobs", "policies_report", "policies")
-SLOTS = SlotConfig.for_grid(1, 2)
-NAMES = feature_names(SLOTS)
+LAYOUT = ObservationLayout(2, 3)
+NAMES = LAYOUT.names
 PLANT, KEEP, CULL, WAIT = (
     (OP_GERMINATE, 0, 2, 0),
     (OP_FOSSILIZE, 0, 0, 0),
@@ -126,46 +125,46 @@ def test_a_replay_does_not_cull_what_it_has_to_keep_first(bench):
 
 def observation(**changes):
     row = np.zeros(len(NAMES), np.float32)
-    for name, value in {"progress": 0.5, **changes}.items():
+    for name, value in {"host.share_left": 0.5, "slot0.dormant": 1, **changes}.items():
         row[NAMES.index(name)] = value
     return row
 
 
 def on_probation(contribution, **changes):
-    state = {"r0c0.occupied": 1, "r0c0.stage": 0.8, "r0c0.contribution_measured": 1}
-    return observation(**{**state, "r0c0.contribution": contribution, **changes})
+    state = {"slot0.dormant": 0, "slot0.on_probation": 1, "slot0.has_contribution": 1}
+    return observation(**{**state, "slot0.contribution": contribution, **changes})
 
 
 def test_blinding_replaces_measurements_by_the_mean_of_those_that_stood_alike(bench):
     seen = [
-        on_probation(value, held_out_loss=loss)
+        on_probation(value, **{"host.gap": loss})
         for value, loss in ((0.2, 1.0), (0.4, 2.0), (0.6, 3.0))
     ]
-    seen += [observation(held_out_loss=4.0)]
-    means = bench.policies_arms.Means(SLOTS, True, seen)
-    blinded = means.blind(on_probation(-0.9, held_out_loss=9.0))
-    assert blinded[NAMES.index("r0c0.contribution")] == pytest.approx(0.4)
-    assert blinded[NAMES.index("held_out_loss")] == pytest.approx(2.5)
-    bare = means.blind(observation(held_out_loss=9.0))
-    assert bare[NAMES.index("r0c0.contribution")] == 0
+    seen += [observation(**{"host.gap": 4.0})]
+    means = bench.policies_arms.Means(LAYOUT, seen)
+    blinded = means.blind(on_probation(-0.9, **{"host.gap": 9.0}))
+    assert blinded[NAMES.index("slot0.contribution")] == pytest.approx(0.4)
+    assert blinded[NAMES.index("host.gap")] == pytest.approx(2.5)
+    bare = means.blind(observation(**{"host.gap": 9.0}))
+    assert bare[NAMES.index("slot0.contribution")] == 0
 
 
 def test_blinding_hides_every_measurement_and_leaves_what_is_no_secret(bench):
     """Two hosts that stand alike look alike, whatever was measured on them."""
     arms = bench.policies_arms
-    measured = {f"{slot}.{name}" for slot in SLOTS.slot_ids for name in arms.MEASURED_OF_SLOT}
-    host = {name for name in NAMES if "." not in name} - set(arms.STRUCTURAL_OF_HOST)
+    measured = {f"slot{slot}.{name}" for slot in range(2) for name in arms.MEASURED_OF_SLOT}
+    host = {f"host.{name}" for name in arms.MEASURED_OF_HOST}
     hidden = [NAMES.index(name) for name in (*measured, *host)]
     draw = np.random.default_rng(0)
     seen = draw.normal(size=(20, len(NAMES))).astype(np.float32)
-    means = arms.Means(SLOTS, True, seen)
+    means = arms.Means(LAYOUT, seen)
     row = draw.normal(size=len(NAMES)).astype(np.float32)
     other = row.copy()
     other[hidden] += 1
     assert np.array_equal(means.blind(row), means.blind(other))
     shown = [index for index in range(len(NAMES)) if index not in hidden]
     assert np.array_equal(means.blind(row)[shown], row[shown])
-    assert len(hidden) == 19 + 2 * 8
+    assert len(hidden) == 15 + 2 * 4
 
 
 # -- arms that ask the policy ----------------------------------------------------------------------
@@ -175,7 +174,7 @@ class Says:
     """A policy that answers what it is told to, in turn."""
 
     network = None
-    reads_telemetry = True
+    lacking = ()
 
     def __init__(self, *choices):
         self.choices = list(choices)
@@ -193,7 +192,7 @@ def says(monkeypatch):
         return np.array([answers.pop(0)]), memory
 
     monkeypatch.setattr(NetworkPolicy, "decide", decide)
-    monkeypatch.setattr(NetworkPolicy, "__init__", lambda policy, network, reads_telemetry: None)
+    monkeypatch.setattr(NetworkPolicy, "__init__", lambda policy, network, lacking: None)
     return answers
 
 

@@ -31,7 +31,7 @@ from esper.leyline.legality import GrowthView, refuse
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.settings import SlotChange
 from esper.runtime.host import EpochReading
-from esper.runtime.ledger import Charge, Ledger
+from esper.runtime.ledger import Charge, close_ledger
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.tamiyo.masks import Masks, compute_batch_masks, only_waiting
@@ -88,8 +88,7 @@ def decide(
         by_hand: slots whose seed the user planted, for which no standing order holds.
     """
     ask = ask or partial(policy.decide, None)
-    # no standing order holds for what is decided otherwise
-    decided = set(by_hand)
+    decided = set(by_hand)  # no standing order holds there
     while True:
         masks = compute_batch_masks([view])
         if not may_act:
@@ -148,8 +147,7 @@ class Episodes:
         self.trackers = [self._tracker(host) for host in range(len(population.runs))]
         self.views: list[GrowthView] = []
         self.facts = [self._facts(host) for host in range(len(population.runs))]
-        # hosts of which no event has said yet what they have drawn
-        self._unannounced = set(range(len(population.runs)))
+        self._unannounced = set(range(len(population.runs)))  # no event says what they have drawn
 
     def _facts(self, host: int) -> HostFacts:
         run = self.population.runs[host]
@@ -334,27 +332,6 @@ class Episodes:
     def _numbers(self, host: int) -> tuple[int, int]:
         """Number and epoch of a host, as events have them."""
         return self.first + host, self.population.runs[host].epoch
-
-
-def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
-    """What an episode has cost, without the phases that it did not have.
-
-    A phase may have seconds and no examples: those of a compiled copy are not counted.
-    """
-    return LedgerClosed(
-        host=host, seed=seed, peak_params=ledger.peak_params, **costs_by_phase(ledger)
-    )
-
-
-def costs_by_phase(ledger: Ledger) -> dict[str, dict[str, Any]]:
-    """FLOPs, examples and seconds of the phases that a ledger has any of, as events have them."""
-    worked = {phase: cost for phase, cost in ledger.phases.items() if cost.examples}
-    timed = {phase: cost for phase, cost in ledger.phases.items() if cost.examples or cost.seconds}
-    return {
-        "flops": {phase: cost.flops for phase, cost in worked.items()},
-        "examples": {phase: cost.examples for phase, cost in worked.items()},
-        "seconds": {phase: cost.seconds for phase, cost in timed.items()},
-    }
 
 
 def act(

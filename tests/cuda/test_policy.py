@@ -13,6 +13,7 @@ from esper.simic.ppo.rollout import Rollout
 from esper.simic.trainer import train_ppo_vectorized
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from null_sink import NullSink
+from tamiyo.policy_cases import ends_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -28,10 +29,9 @@ SHAPES = {
 def agent_on_gpu(seed=0):
     torch.manual_seed(seed)
     network = FactoredRecurrentActorCritic(WIDTH, SLOTS)
-    for head in network.policy_heads.values():
-        torch.nn.init.orthogonal_(
-            head[-1].weight, 1.0
-        )  # sharp: where acting and learning may disagree
+    for layer in ends_of(network.policy_heads):
+        # sharp: where acting and learning may disagree
+        torch.nn.init.orthogonal_(layer.weight, 1.0)
     return PPOAgent(network.cuda(), PPOConfig(epochs=2, minibatches=4), seed=seed)
 
 

@@ -13,7 +13,7 @@ class Fault:
 
     phrase: str
     place: str
-    """file and function, as tamiyo/network.py::RecurrentActorCritic.get_action; or a file alone"""
+    """file and function, as tamiyo/actor_critic.py::ActorCritic.get_action; or a file alone"""
     old: str
     """code that stands there once, compared as syntax: see planting.py"""
     new: str

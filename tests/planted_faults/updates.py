@@ -110,9 +110,9 @@ FAULTS = [
     ),
     Fault(
         phrase="34: the values of a fresh network are random",
-        place="tamiyo/network.py::RecurrentActorCritic._initialise",
-        old="nn.init.orthogonal_(_layers(perceptron).last.weight, 0.01)",
-        new="nn.init.orthogonal_(_layers(perceptron).last.weight, 1.0 if perceptron is self.value_head else 0.01)",
+        place="tamiyo/actor_critic.py::initialise",
+        old="nn.init.orthogonal_(end.weight, 0.01)",
+        new="nn.init.orthogonal_(end.weight, 1.0 if end.out_features == 1 else 0.01)",
         test="tamiyo/test_network.py::test_a_fresh_policy_values_every_state_alike",
     ),
     Fault(

@@ -31,6 +31,8 @@ from runtime.episodes import BLOBS, FOSSILIZE, GERMINATE, IMAGES, act, epochs, i
 SHAPES = {
     "digits": (1, 8),
     "digits_varied": (1, 8),
+    "fashion_varied": (1, 14),
+    "cifar10_varied": (3, 16),
     "fashion_mnist": (1, 28),
     "cifar10": (3, 32),
     "cifar10_deep": (3, 32),

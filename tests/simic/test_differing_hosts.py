@@ -12,8 +12,9 @@ from esper.runtime.tasks.families import Span, for_host, variation_of
 from esper.runtime.tasks.registry import TASKS, register_task
 from esper.simic import twins
 from esper.simic.config import TrainingConfig
-from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
+from esper.simic.environment import GrowthVectorEnv
 from esper.simic.gymnasium_envs import GrowthEnv
+from esper.simic.host_seeds import draw_host_seeds
 from esper.simic.training import train_ppo
 from esper.simic.twins import raise_twins
 from esper.telemetry.events import ActionRefused, HostBegan

@@ -15,7 +15,8 @@ from esper.leyline.factored_actions import OP_CULL, OP_GERMINATE
 from esper.leyline.stages import SeedStage
 from esper.runtime.charges import network_flops
 from esper.runtime.population import Population
-from esper.simic.environment import draw_host_seeds, typical_change
+from esper.simic.environment import typical_change
+from esper.simic.host_seeds import draw_host_seeds
 from esper.simic.rewards import StepFacts, in_units, reward_parts
 from esper.tamiyo.layout import ObservationLayout
 from esper.tamiyo.masks import compute_batch_masks, pad_masks

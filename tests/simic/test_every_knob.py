@@ -70,6 +70,7 @@ TABLE = {
     "task.prunes": Knob(False, PLAYS, PLANTED_FOR_GOOD),
     "task.lengths.embargo": Knob(0, PLAYS, LONGER),
     "task.lengths.resetting": Knob(0, PLAYS, LONGER),
+    "suite": Knob({"families": [{"task": {"name": "digits_varied", "epochs": 2}}]}, PLAYS),
     "reward.family": Knob("loss", PLAYS),
     "reward.weights": Knob({"rent": 3.0}, PLAYS),
     "ppo.epochs": Knob(3, LEARNS),

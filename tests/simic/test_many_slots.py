@@ -90,7 +90,7 @@ def test_a_policy_taught_on_many_slots_plays_two_of_them(slots, tmp_path, capsys
         main(
             [
                 *("run", "--task", "deep_blobs", "--policy", str(newest)),
-                *("--slots", "r0c0", "--slots", "r0c2", "--epochs", "8", "--hosts", "2"),
+                *("--slots", "r0c0", "r0c2", "--epochs", "8", "--hosts", "2"),
                 *("--out", str(tmp_path / "played")),
             ]
         )

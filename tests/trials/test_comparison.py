@@ -19,6 +19,7 @@ from esper.runtime.tasks.registry import get_task
 from esper.storage.runfolder import ARMS
 from esper.tamiyo.policies import NetworkPolicy
 from esper.tamiyo.policy_files import read as read_policy
+from esper.tamiyo.policy_files import seal
 from esper.telemetry.events import HostEpoch, to_record
 from esper.trials import arms, comparison
 from esper.trials.arms import Stopped
@@ -445,12 +446,16 @@ def test_a_static_start_and_a_checkpoint_called_final_follow_nobody(
     with open("final.safetensors", "wb") as file, open(checkpoint, "rb") as source:
         file.write(source.read())
     config = configured(tmp_path / "run", policies=["never", "final.safetensors"], static=["start"])
-    assert (config.checkpoints, list(config.static)) == (["final.safetensors"], ["start"])
+    assert (list(config.files), list(config.static)) == (["final.safetensors"], ["start"])
 
 
-def test_a_policy_for_another_layout_is_refused_before_anything_runs(checkpoint, tmp_path):
-    config = configured(tmp_path / "run", policies=["never", checkpoint], task__blueprints=["mlp"])
-    with logged() as log, pytest.raises(CheckpointMismatchError, match="blueprints"):
+def test_a_policy_that_reads_other_features_is_refused_before_anything_runs(checkpoint, tmp_path):
+    tensors, plain = read_policy(Path(checkpoint))
+    other = replace(plain["layout"], features=("mood",))
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(seal(tensors, {**plain, "layout": other}))
+    config = configured(tmp_path / "run", policies=["never", str(path)])
+    with logged() as log, pytest.raises(CheckpointMismatchError, match="reads other features"):
         compare(config)
     assert log.sizes == []
 

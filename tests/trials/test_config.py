@@ -67,6 +67,10 @@ OF_COMPARE = {
     "rates": [0.5],
     "pretrain": 1,
     "oracle": True,
+    "suite": {
+        "families": [{"task": {"name": "digits_varied", "epochs": 2}}],
+        "reserved": [0, 2000],
+    },
 }
 
 

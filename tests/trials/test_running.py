@@ -40,13 +40,13 @@ from trials.grown_runs import (
 )
 from trials.one_arm import run_arm
 
-SLOTS, BLUEPRINTS = ["r0c0", "r0c1"], ["lora", "mlp"]
+SLOTS = ["r0c0", "r0c1"]
 """of `blobs`"""
 
 
 def trained(folder, **changes):
     """A checkpoint of a policy that was trained for one round."""
-    config = tiny(folder, rounds=1, ppo__entropy=0.5, **changes)
+    config = tiny(folder, rounds=1, ppo__entropy=0.5, **{"initial_wait": 0.01, **changes})
     train(config)
     return config.out / runfolder.CHECKPOINTS / checkpoints_in(config.out)[-1]
 
@@ -149,9 +149,8 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
     config = configured(tmp_path / "run", policy=path, hosts=1, seed=4)
     grow(config)
     task = config.task.build()
-    env = GrowthVectorEnv(
-        task, 1, host_seeds=[4], folder=tmp_path, use_telemetry=policy == "checkpoint"
-    )
+    lacking = () if policy == "checkpoint" else ("telemetry",)
+    env = GrowthVectorEnv(task, 1, host_seeds=[4], folder=tmp_path, lacking=lacking)
     shown = [env.reset(seed=0)[0][0]]
     for _, action in seen[: task.epochs - 1]:
         shown.append(env.step(np.array([action]))[0][0])
@@ -163,31 +162,33 @@ def test_a_trained_policy_sees_what_the_environment_shows(policy, request, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("changes", "saved", "here"),
+    ("changes", "difference"),
     [
-        ({"task__slots": ["r0c1"]}, f"slots: {SLOTS} ", "['r0c1'] "),
-        ({"task__blueprints": ["mlp"]}, f"blueprints: {BLUEPRINTS} ", "['mlp'] "),
-        ({"task__name": "pictures"}, f"blueprints: {BLUEPRINTS} ", "'depthwise'"),
+        ({"task__slots": ["r0c1"]}, "slots"),
+        ({"task__blueprints": ["mlp"]}, "blueprints"),
+        ({"task__name": "pictures"}, "name"),
     ],
     ids=["slots", "blueprints", "task"],
 )
-def test_a_policy_for_other_choices_is_refused_with_both(
-    changes, saved, here, checkpoint, tmp_path, monkeypatch
+def test_a_policy_taught_on_other_choices_plays_and_says_so(
+    changes, difference, checkpoint, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(TASKS, "pictures", replace(IMAGES, name="pictures"))
+    monkeypatch.setitem(TASKS, "pictures", replace(IMAGES, name="pictures", epochs=8))
     config = configured(tmp_path, policy=str(checkpoint), **changes)
-    with pytest.raises(CheckpointMismatchError) as refusal:
-        grow(config)
-    for part in (str(checkpoint), saved, here):
-        assert part in str(refusal.value)
-    assert [path.name for path in tmp_path.iterdir()] == [runfolder.EVENTS]
+    said = []
+    results = grow(config, say=said.append)
+    assert [result.arm for result in results] == [str(checkpoint)] * 2
+    assert any("trained for other episodes" in line and difference in line for line in said)
+    slots = {event["slot"] for event in planted(tmp_path)}
+    assert slots
+    assert slots <= set(changes.get("task__slots", SLOTS))
 
 
 def test_a_policy_that_saw_other_features_is_refused(checkpoint, tmp_path):
     tensors, plain = read_policy(checkpoint)
     plain["layout"] = replace(plain["layout"], features=("mood", *plain["layout"].features[1:]))
     (tmp_path / "old.safetensors").write_bytes(seal(tensors, plain))
-    with pytest.raises(CheckpointMismatchError, match=r"features: .*mood.*progress"):
+    with pytest.raises(CheckpointMismatchError, match=r"reads other features: mood, "):
         grow(configured(tmp_path / "run", policy=str(tmp_path / "old.safetensors")))
 
 
@@ -218,7 +219,7 @@ def test_a_new_run_reads_the_policy_anew(checkpoint, blind, tmp_path):
     for source in (checkpoint, blind):
         path.write_bytes(source.read_bytes())
         _, (decider, _) = build(config.model_copy(update={"policy": str(path)}))
-        assert decider.policy.reads_telemetry is (source == checkpoint)
+        assert decider.policy.lacking == (() if source == checkpoint else ("telemetry",))
 
 
 # -- limits ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ The comparing is elsewhere.
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -27,7 +26,15 @@ from esper.trials.results import summarise
 
 CONFIG = CompareConfig
 OPTIONS = options_of(
-    "policies", "static", "seeds", *HOSTS.values(), "rates", "final_of", "pretrain", "oracle"
+    "policies",
+    "static",
+    "seeds",
+    *HOSTS.values(),
+    "rates",
+    "final_of",
+    "pretrain",
+    "oracle",
+    "suite",
 )
 
 
@@ -51,7 +58,9 @@ def run_compare(config: CompareConfig, resume: bool, console: Console) -> dict[s
     """Compare in `config.out`; the results, or None if it was stopped."""
     values = {"command": "compare", **config.model_dump(mode="json", exclude={"out", "data_root"})}
     values["files"] = {
-        str(p): digest(p.resolve()) for p in map(Path, config.checkpoints) if p.is_file()
+        name: digest(file.path.resolve())
+        for name, file in config.files.items()
+        if file.path.is_file()
     }
     values["code"] = code_digest()
     tell = teller(console)

@@ -15,7 +15,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from esper.leyline.configuration import leaves, read_setting, read_value
+from esper.leyline.configuration import (
+    Configuration,
+    leaves,
+    read_json,
+    read_setting,
+    read_value,
+)
 
 # options that are not called after the last part of their key
 _NAMES = {"task.name": "--task", "reward.family": "--reward-family"}
@@ -174,6 +180,8 @@ def _name(option: str) -> str:
 def _option(option: str, kind: Any, default: Any, help_text: str) -> Parameter:
     if get_origin(kind) is tuple:
         return _parameter(option, list[str] | None, list(default or ()) or None, help_text, "LIST")
+    if _is_section(kind):
+        return _parameter(option, Path | None, None, help_text, "FILE")
     if get_origin(kind) is Literal:
         return _parameter(option, str, default, help_text, "|".join(get_args(kind)))
     return _parameter(option, kind if kind is bool else kind | None, default, help_text)
@@ -189,6 +197,11 @@ def _parameter(
     )
 
 
+def _is_section(kind: Any) -> bool:
+    """Whether a setting is a section of its own, which a command line names as a file."""
+    return isinstance(kind, type) and issubclass(kind, Configuration)
+
+
 def _kind(annotation: Any) -> Any:
     """A field's type without None."""
     inner = get_args(annotation)
@@ -200,6 +213,8 @@ def _plain(kind: Any, value: Any) -> Any:
 
     What is not a number stays as it was written, and is refused there.
     """
+    if _is_section(kind):
+        return read_json(value)
     if get_origin(kind) is not tuple:
         return str(value) if isinstance(value, Path) else value
     parts = [part for text in value for part in text.split(",") if part]

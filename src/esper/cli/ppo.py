@@ -25,7 +25,7 @@ from esper.storage import runfolder
 from esper.telemetry.events import RankTimed
 
 CONFIG = TrainingConfig
-OPTIONS = {**HOSTS, **options_of("hosts", "rounds", "reward.family")}
+OPTIONS = {**HOSTS, **options_of("suite", "hosts", "rounds", "reward.family")}
 HAS_VERBOSE = True
 
 
@@ -100,10 +100,11 @@ def _tell_start(config: TrainingConfig, team: Team, tell: Callable[[str], None])
     if config.imitation.rounds:
         lessons = f", the first {config.imitation.rounds} imitate {config.imitation.policy}"
     steps = "decisions" if task.clock == "compute" else "epochs"
-    tell(
-        f"{task.name}: {config.rounds} rounds of {task.epochs} {steps}{lessons}, "
-        f"reward {config.family}, {where}, in {config.out}"
-    )
+    what = f"{task.name}: {config.rounds} rounds of {task.epochs} {steps}"
+    if config.suite is not None:
+        played = [f"{share.hosts} x {share.task.name}" for share in config.shares_of_hosts]
+        what = f"suite of {', '.join(played)}: {config.rounds} rounds"
+    tell(f"{what}{lessons}, reward {config.family}, {where}, in {config.out}")
 
 
 def _tell_ranks(ranks: Sequence[RankTimed], console: Console) -> None:

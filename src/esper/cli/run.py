@@ -26,7 +26,7 @@ from esper.storage import runfolder
 from esper.storage.files import copy_files, digest, write_durably
 from esper.storage.rows import to_csv
 from esper.storage.store import digest_json
-from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.policy_names import File, parse
 from esper.telemetry.curve_export import TrackingSink, require_trackers
 from esper.telemetry.escalation import TelemetryConfig
 from esper.telemetry.events import (
@@ -141,9 +141,9 @@ def describe_start(config: RunConfig) -> dict[str, Any]:
     task = settings["task"]
     felt = {name: task[name] for name in training_fields() if name in task}
     start = {"command": "run", **settings, "training": digest_json(felt)}
-    checkpoint = Path(config.policy)
-    if not isinstance(parse(config.policy), Rule) and checkpoint.is_file():
-        start["files"] = {config.policy: digest(checkpoint.resolve())}
+    name = parse(config.policy)
+    if isinstance(name, File) and name.path.is_file():
+        start["files"] = {config.policy: digest(name.path.resolve())}
     return start
 
 

@@ -371,7 +371,7 @@ def summarise(reader: RunReader) -> RunSummary:
         name=reader.folder.resolve().name,
         path=reader.folder,
         kind=view.kind,
-        task=str(view.config.get("task", {}).get("name", "")),
+        task=_task_name(view.config),
         policy=label_policies([policy])[policy],
         status=reader.status(),
         done=progress.done,
@@ -383,6 +383,13 @@ def summarise(reader: RunReader) -> RunSummary:
         age_seconds=max(0.0, time.time() - max(times)) if times else None,
         events=view.events,
     )
+
+
+def _task_name(config: dict[str, Any]) -> str:
+    """The task of a run; of a suite all its families."""
+    with suppress(LookupError, TypeError, AttributeError):
+        return ", ".join(str(family["task"]["name"]) for family in config["suite"]["families"])
+    return str(config.get("task", {}).get("name", ""))
 
 
 class _Best(NamedTuple):

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from esper.episodes import close_ledger
 from esper.garden import processes
 from esper.garden.measuring import Evaluations, Losses, Reading
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optimiser import OptimizerLink
 from esper.kasmina.pricing import HostFlops
 from esper.runtime.charges import incubation_flops, learning_flops, network_flops, shadow_flops
-from esper.runtime.ledger import Charge, Ledger
+from esper.runtime.ledger import Charge, Ledger, close_ledger
 from esper.telemetry.events import LedgerClosed
 
 

@@ -29,6 +29,7 @@ from esper.garden.average import Average
 from esper.garden.books import Books
 from esper.garden.by_hand import PlantingByHand
 from esper.garden.controls import Start
+from esper.garden.explaining import Explaining
 from esper.garden.measuring import Evaluate, Evaluation, LossMeter, read_signals, track
 from esper.garden.recorder import Recorder, describe_start
 from esper.garden.report import compose_report, measure_growth, summarize
@@ -49,15 +50,13 @@ from esper.leyline.stages import SeedStage
 from esper.runtime.executors.compiling import forget_compiled
 from esper.runtime.executors.structure import compiled_key
 from esper.runtime.ledger import Ledger
-from esper.tamiyo.policies import Policy
-from esper.tamiyo.policy_names import build_policy
+from esper.tamiyo.policy_names import Chooser, build_policy, read_policy
 from esper.tamiyo.readings import Sight
-from esper.tamiyo.rules import HostFacts
 from esper.telemetry.curve_export import TrackerName
 from esper.telemetry.events import ActionTaken, Event, GrowthReported, HostEpoch
 
 
-class Garden(PlantingByHand, TakingHome):
+class Garden(PlantingByHand, TakingHome, Explaining):
     """A growing model, and the policy that decides about it between two epochs of your loop.
 
     `esper.grow` makes one. Build the optimiser from `parameters`, `attach` it, train
@@ -66,7 +65,8 @@ class Garden(PlantingByHand, TakingHome):
 
     Attributes:
         model: the `MorphogeneticModel` to train; it is called like the host.
-        policy: what decides; `policy_name` names it, and `facts` is what it was built for.
+        policy: what decides; `policy_name` names it, `policy_digest` is that of its file, and
+            `facts` is what it was built for.
         memory: what the policy remembers.
         by_hand: slots whose live seed `plant` planted.
         epoch: how many steps were made.
@@ -109,7 +109,7 @@ class Garden(PlantingByHand, TakingHome):
     def __init__(
         self,
         model: MorphogeneticModel,
-        policy: str | Callable[[HostFacts], Policy] = "heuristic",
+        policy: Chooser = "heuristic",
         higher_is_better: bool | None = None,
         prices: HostFlops | None = None,
     ):
@@ -117,7 +117,7 @@ class Garden(PlantingByHand, TakingHome):
 
         Args:
             model: host and slots.
-            policy: name of a rule, or a function from `HostFacts` to a policy.
+            policy: name of a rule, a policy's file, or a function from `HostFacts` to a policy.
             higher_is_better: whether `evaluate` returns scores; by default bools are scores and
                 numbers are losses.
             prices: FLOPs of one example in the bare host; None where they cannot be counted.
@@ -126,8 +126,10 @@ class Garden(PlantingByHand, TakingHome):
         for slot_id in model.slot_config.slot_ids:
             model.slot(slot_id).is_noted = True
         self.facts = facts_of(model, model.settings.epochs)
+        policy = read_policy(policy)
         self.policy = build_policy(policy, self.facts)
         self.policy_name = keeping.name_policy(policy, self.policy)
+        self.policy_digest = keeping.digest_policy(policy)
         self._evaluation = Evaluation(model, higher_is_better)
         self.higher_is_better = self._evaluation.higher_is_better
         self.memory: Any = None
@@ -147,6 +149,9 @@ class Garden(PlantingByHand, TakingHome):
         # on steps of the optimisers, one before and one after for each
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._follower = processes.Follower(model)
+        # of the last decision
+        self.questions = []
+        self.choices = []
         # what the last step measured with
         self._evaluate: Evaluate | None = None
 
@@ -462,6 +467,8 @@ class Garden(PlantingByHand, TakingHome):
         events: list[Event] = []
         self.by_hand = {slot_id for slot_id in self.by_hand if view.reports[slot_id].is_live}
         horizon = self.model.settings.epochs
+        self.questions = []
+        self.choices = []
 
         def look() -> Sight:
             return Sight(track(self.history, horizon, link, view), view, self.facts)
@@ -472,9 +479,10 @@ class Garden(PlantingByHand, TakingHome):
             self.memory,
             read_signals(self.history, horizon, link),
             look=self.model.view,
-            ask=processes.ask_first(ask_policy(self.policy, look)),
+            ask=self._noting(processes.ask_first(ask_policy(self.policy, look)), look),
             by_hand=self.by_hand,
         ):
+            self.choices.append(decision.choice)
             carry_out = partial(self.model.act, view=decision.view)
             events += act(carry_out, self.model.space, decision.choice, 0, epoch)
             self.memory = decision.memory

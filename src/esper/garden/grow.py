@@ -26,7 +26,7 @@ from esper.leyline.registry import in_order
 from esper.leyline.settings import GrowthSettings
 from esper.leyline.slots import SlotConfig
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.policy_names import Chooser, Rule, parse, read_policy
 from esper.tamiyo.rules import RULES, HostFacts
 
 _HOSTS: WeakSet[nn.Module] = WeakSet()
@@ -70,7 +70,7 @@ def grow(
     budget: float | int | None = None,
     budget_flops: float | int | None = None,
     max_seeds: int | None = None,
-    policy: str | Callable[[HostFacts], Policy] = "heuristic",
+    policy: Chooser = "heuristic",
     higher_is_better: bool | None = None,
     settings: GrowthSettings | None = None,
     verbose: bool = False,
@@ -96,8 +96,8 @@ def grow(
             `budget`. With both, both hold.
         max_seeds: most seeds, live and kept. Without it and without a budget: one per slot.
         policy: what decides: "never", "schedule", "random", "heuristic" or "sham", each with
-            settings if you like ("schedule:epochs=1+5"), or a function from `HostFacts` to a
-            policy of your own.
+            settings if you like ("schedule:epochs=1+5"), "pretrained" or the file of another
+            policy that `esper ppo` trained, or a function from `HostFacts` to a policy of your own.
         higher_is_better: whether your `evaluate` returns scores. By default bools count as scores
             and numbers as losses.
         settings: how seeds live: lengths of stages, random seed, late pruning; see
@@ -116,6 +116,7 @@ def grow(
             of one that grows.
         SettingError: a setting is impossible, or leaves no room to grow.
         UnknownNameError: no such module, blueprint or policy.
+        SaveError: the file of a policy does not fit or is damaged.
 
     Example:
         >>> import torch
@@ -135,6 +136,8 @@ def grow(
     built: list[_Grown] = []
 
     def build() -> dict[str, Any]:
+        nonlocal policy
+        policy = read_policy(policy)
         grown = _build(
             model,
             slots,
@@ -147,9 +150,10 @@ def grow(
             settings=settings,
         )
         built.append(grown)
-        return describe_garden(
+        description = describe_garden(
             grown.model, keeping.name_policy(policy), direction_of(higher_is_better)
         )
+        return description | {"policy_digest": keeping.digest_policy(policy)}
 
     _agree(model, build, built)
     growing, prices, choice = built[0]
@@ -263,7 +267,7 @@ def _choose_blueprints(blueprints: str | Sequence[str] | None) -> list[str]:
 
 def _tend(
     model: MorphogeneticModel,
-    policy: str | Callable[[HostFacts], Policy],
+    policy: Chooser,
     higher_is_better: bool | None,
     prices: HostFlops | None,
 ) -> Garden:
@@ -293,7 +297,7 @@ def load(
     folder: str | Path,
     model: nn.Module,
     *,
-    policy: str | Callable[[HostFacts], Policy] | None = None,
+    policy: Chooser | None = None,
 ) -> Garden:
     """Read the garden that `Garden.save` wrote, around a fresh instance of the same model.
 
@@ -303,8 +307,9 @@ def load(
     Args:
         folder: what was passed to `save`.
         model: the host as it was before it grew; its weights are replaced by the saved ones.
-        policy: a policy of your own has to be passed again. Another one than the saved one starts
-            without memory. By default the rule that was saved.
+        policy: a policy of your own has to be passed again, and so has a file that has moved.
+            Another one than the saved one starts without memory. By default the rule or the file
+            that was saved; a file that has changed since is refused.
 
     Raises:
         SaveError: the save is damaged, belongs to another model, or was written by an older
@@ -324,13 +329,17 @@ def load(
     """
 
     loaded: list[LoadedNetwork] = []
+    chosen: list[str | Callable[[HostFacts], Policy]] = []
 
     def check(extra: dict[str, Any], rebuilt: MorphogeneticModel) -> None:
         keeping.check(extra)
-        if policy is None and not isinstance(parse(extra["policy"]), Rule):
-            raise UnknownNameError(
-                "policy", extra["policy"], RULES, "Pass your own again: policy=..."
-            )
+        name = extra["policy"]
+        is_own = extra["policy_digest"] is None and not isinstance(parse(name), Rule)
+        if policy is None and is_own:
+            raise UnknownNameError("policy", name, RULES, "Pass your own again: policy=...")
+        chosen.append(read_policy(name if policy is None else policy))
+        digest = keeping.digest_policy(chosen[0])
+        keeping.refuse_changed(extra, keeping.name_policy(chosen[0]), digest)
 
         saved = extra["description"]
         here = describe_garden(rebuilt, extra["policy"], extra["higher_is_better"])
@@ -341,16 +350,16 @@ def load(
         _refuse_part(model)
         saved = load_network(Path(folder), model, check)
         loaded.append(saved)
-        name = saved.extra["policy"] if policy is None else keeping.name_policy(policy)
+        name = keeping.name_policy(chosen[0])
         rebuilt = saved.network.model
         description = describe_garden(rebuilt, name, saved.extra["higher_is_better"])
+        description["policy_digest"] = keeping.digest_policy(chosen[0])
         return description | describe_growth(rebuilt) | {"epoch": saved.extra["epoch"]}
 
     _agree(model, read, loaded)
     saved = loaded[0]
     extra = saved.extra
-    chosen = extra["policy"] if policy is None else policy
     prices = keeping.prices_of(extra)
-    garden = _tend(saved.network.model, chosen, extra["higher_is_better"], prices)
+    garden = _tend(saved.network.model, chosen[0], extra["higher_is_better"], prices)
     keeping.take(garden, saved.network.optimizer, saved.average, extra)
     return garden

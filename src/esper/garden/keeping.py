@@ -1,9 +1,9 @@
 """What a garden saves beside its network, and how it takes that back."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from esper.leyline.errors import SaveError, complain
 from esper.runtime.ledger import Ledger
 from esper.storage.store import require_plain
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.rules import HostFacts
+from esper.tamiyo.policy_names import Chooser, TrainedPolicy
 from esper.telemetry.events import from_record, to_record
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Kept:
     higher_is_better: bool | None
     run: str | None
     policy: str
+    policy_digest: str | None
     memory: Any
     by_hand: list[str]
     history: list[dict[str, Any]]
@@ -53,20 +54,27 @@ class Kept:
     description: dict[str, Any]
 
 
-def name_policy(policy: str | Callable[[HostFacts], Policy], built: Policy | None = None) -> str:
+def name_policy(policy: Chooser, built: Policy | None = None) -> str:
     """What a save calls a policy; the brackets tell a function from a rule of the same name.
 
     A lambda has no name. It is called after the class of the policy that it `built`, which stays
     the same where lines of its file move.
     """
-    if isinstance(policy, str):
-        return policy
+    if isinstance(policy, str | Path):
+        return str(policy)
+    if isinstance(policy, TrainedPolicy):
+        return policy.text
     while isinstance(policy, partial):
         policy = policy.func
     name: str = getattr(policy, "__name__", type(policy).__name__)
     if name == "<lambda>" and built is not None:
         name = type(getattr(built, "rule", built)).__name__
     return f"{name}()"
+
+
+def digest_policy(policy: Chooser) -> str | None:
+    """The sha256 of a policy's file; None where it is not from a file."""
+    return policy.digest if isinstance(policy, TrainedPolicy) else None
 
 
 def describe(garden: "Garden") -> dict[str, Any]:
@@ -78,6 +86,7 @@ def describe(garden: "Garden") -> dict[str, Any]:
         "higher_is_better": garden.higher_is_better,
         "run": garden.run,
         "policy": garden.policy_name,
+        "policy_digest": garden.policy_digest,
         "memory": _as_plain(garden.memory),
         "by_hand": sorted(garden.by_hand),
         "history": [to_record(event) for event in garden.history],
@@ -98,7 +107,7 @@ def prices_of(extra: dict[str, Any]) -> HostFlops | None:
 
 def check(extra: dict[str, Any]) -> None:
     """Refuse facts that `take` could not read, before anything has changed."""
-    for name in ("prices", "description"):
+    for name in ("prices", "description", "policy_digest"):
         if name not in extra:
             raise SaveError(
                 f"the save has no {name!r}: an older version of Esper wrote it. Load it with that "
@@ -124,7 +133,8 @@ def refuse_other(saved: dict[str, Any], here: dict[str, Any]) -> None:
 def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
     """Refuse facts that `take` could not read, or that belong to another garden than this one."""
     check(extra)
-    if extra["policy"] != garden.policy_name:
+    refuse_changed(extra, garden.policy_name, garden.policy_digest)
+    if not is_by_policy_of(extra, garden):
         raise SaveError(
             f"the save was grown by {extra['policy']}; this garden's policy is "
             f"{garden.policy_name}."
@@ -141,6 +151,24 @@ def check_for(garden: "Garden", extra: dict[str, Any]) -> None:
         )
 
 
+def refuse_changed(extra: dict[str, Any], name: str, digest: str | None) -> None:
+    """Refuse to continue with a policy's file that has changed since the save."""
+    before = extra["policy_digest"]
+    if extra["policy"] == name and None not in (before, digest) and before != digest:
+        raise SaveError(
+            f"the save was grown by {name} with the checksum {before[:12]}; that file has "
+            f"{str(digest)[:12]} now. Pass the file that it was (policy=...), or another policy."
+        )
+
+
+def is_by_policy_of(extra: dict[str, Any], garden: "Garden") -> bool:
+    """Whether the policy of a garden made the save; its file may have moved since."""
+    digest = garden.policy_digest
+    if digest is not None:
+        return bool(extra["policy_digest"] == digest)
+    return extra["policy_digest"] is None and bool(extra["policy"] == garden.policy_name)
+
+
 def take(
     garden: "Garden",
     optimizer: OptimizerSnapshot | None,
@@ -155,14 +183,15 @@ def take(
     garden.books.ledger = TypeAdapter(Ledger).validate_python(extra["ledger"])
     garden.pending_optimizer = optimizer
     # what another policy remembers means nothing to this one
-    garden.memory = None
-    if extra["policy"] == garden.policy_name:
-        garden.memory = _from_plain(extra["memory"])
+    saved = extra["memory"] if is_by_policy_of(extra, garden) else None
+    garden.memory = _from_plain(saved)
     if garden.memory is None and extra["memory"] is not None and processes.is_first():
         complain(
             f"the save was grown by {extra['policy']}; {garden.policy_name} starts without its "
             f"memory."
         )
+    garden.questions = []
+    garden.choices = []
     garden.by_hand = set(extra["by_hand"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]

@@ -98,6 +98,15 @@ class TaskConfig(Configuration):
         lengths = {name: value for name, value in self.lengths if value is not None}
         return replace(task, **changes, lengths=replace(task.lengths, **lengths))
 
+    @property
+    def settled(self) -> Self:
+        """The same settings with the length of an episode written out."""
+        task = self.build()
+        compute = task.compute if task.clock == "compute" else None
+        return self.model_copy(
+            update={"epochs": task.epochs, "clock": task.clock, "compute": compute}
+        )
+
 
 class TelemetrySettings(Configuration):
     """How much of a run is recorded, and where curves are sent beside the run folder."""
@@ -167,11 +176,7 @@ class HostsConfig(Configuration):
     @property
     def settled_task(self) -> TaskConfig:
         """The task's settings with its length written out, for readers of the run folder."""
-        task = self.task.build()
-        compute = task.compute if task.clock == "compute" else None
-        return self.task.model_copy(
-            update={"epochs": task.epochs, "clock": task.clock, "compute": compute}
-        )
+        return self.task.settled
 
     def check(self) -> None:
         """Refuse files that were not imported, and what devices and precision cannot do."""

@@ -5,7 +5,9 @@ The prices are counted in `kasmina.pricing`, the charges are made in `charges`.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
+
+from esper.telemetry.events import LedgerClosed
 
 Phase = Literal[
     "training",
@@ -120,3 +122,24 @@ def _weigh(charges: Sequence[Charge]) -> list[int]:
     if any(by_examples):
         return by_examples
     return [int(number == 0) for number in range(len(charges))]
+
+
+def close_ledger(host: int, seed: int, ledger: Ledger) -> LedgerClosed:
+    """What an episode has cost, without the phases that it did not have.
+
+    A phase may have seconds and no examples: those of a compiled copy are not counted.
+    """
+    return LedgerClosed(
+        host=host, seed=seed, peak_params=ledger.peak_params, **costs_by_phase(ledger)
+    )
+
+
+def costs_by_phase(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """FLOPs, examples and seconds of the phases that a ledger has any of, as events have them."""
+    worked = {phase: cost for phase, cost in ledger.phases.items() if cost.examples}
+    timed = {phase: cost for phase, cost in ledger.phases.items() if cost.examples or cost.seconds}
+    return {
+        "flops": {phase: cost.flops for phase, cost in worked.items()},
+        "examples": {phase: cost.examples for phase, cost in worked.items()},
+        "seconds": {phase: cost.seconds for phase, cost in timed.items()},
+    }

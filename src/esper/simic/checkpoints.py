@@ -49,10 +49,14 @@ def other_episodes(path: Path, played: Task, content: bytes | None = None) -> st
     Returns a sentence, or None where they do not differ or nothing is known of them. With `content`
     the file was read already.
     """
-    saved = read(path, content=content).plain["facts"].get("task")
+    facts = read(path, content=content).plain["facts"]
+    saved = facts.get("task")
     if saved is None:
         return None
     with fitting(path):
+        # of a policy that was taught on a suite the family that is played, if it was one of them
+        by_name = {task["name"]: task for task in facts.get("suite", ())}
+        saved = by_name.get(played.name, saved)
         if saved["name"] not in TASKS:
             return (
                 f"{path} was trained on {saved['name']}, a task that is not known "
@@ -119,6 +123,10 @@ class History:
         self.hosts = config.hosts
         self.episodes = 0
         self.task = config.settled_task.model_dump(mode="json")
+        self.suite: list[dict[str, Any]] = []
+        if config.suite is not None:
+            tasks = [family.task for family in config.suite.settled().families]
+            self.suite = [task.model_dump(mode="json") for task in tasks]
 
     def save(self, agent: PPOAgent, rounds: int, mean_return: float | None) -> None:
         """Save the learner after `rounds` whole rounds, and where each rank's events stood.
@@ -140,6 +148,8 @@ class History:
                 "task": self.task,
                 "telemetry": self.sink.telemetry.state(),
             }
+            if self.suite:
+                agent.facts["suite"] = self.suite
             content = agent.to_bytes(self.layout, agent.facts)
             facts: dict[str, Any] = {"rounds": rounds, "corpus": self.corpus}
             if mean_return is not None:

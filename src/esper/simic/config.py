@@ -4,19 +4,23 @@ It is the only way into training; a knob exists here once.
 """
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from pydantic import Field
 
 from esper.leyline.configuration import Configuration
 from esper.leyline.errors import SettingError, UnknownNameError
-from esper.runtime.config import MOST_HOSTS, HostsConfig, TelemetrySettings
+from esper.runtime.config import MOST_HOSTS, HostsConfig, TaskConfig, TelemetrySettings
 from esper.runtime.devices import refuse_idle
+from esper.runtime.executors.choosing import refuse_impossible
 from esper.simic.ppo.settings import PPOSettings
 from esper.simic.rewards import weights_of
+from esper.simic.suites import SuiteConfig
 from esper.tamiyo.policy_names import parse_rule
 
 _PRESETS = files("esper.simic") / "presets"
@@ -50,6 +54,14 @@ class TrainingTelemetry(TelemetrySettings):
     )
 
 
+class HostShare(NamedTuple):
+    """A task, and how many of a run's hosts play it."""
+
+    task: TaskConfig
+    hosts: int
+    pool: int  # different hosts there are of it
+
+
 class TrainingConfig(HostsConfig):
     """One training run of a growth policy; docs/config.md lists the fields.
 
@@ -66,6 +78,9 @@ class TrainingConfig(HostsConfig):
     'digits'
     """
 
+    suite: SuiteConfig | None = Field(
+        default=None, description="families to teach on, instead of one task"
+    )
     reward: RewardConfig = Field(default=RewardConfig(), description="what a decision earns")
     ppo: PPOSettings = Field(default=PPOSettings(), description="how the policy learns")
     telemetry: TrainingTelemetry = Field(
@@ -121,8 +136,30 @@ class TrainingConfig(HostsConfig):
             return cls.of({"task": {"name": task}})
         return cls.from_preset(preset or str(task or "digits"))
 
+    @classmethod
+    def of(cls, values: Any, source: str = "the configuration") -> Self:
+        """A checked configuration from plain values; a suite without a task brings its own."""
+        if isinstance(values, dict) and "task" not in values:
+            with suppress(LookupError, TypeError):
+                values = {**values, "task": values["suite"]["families"][0]["task"]}
+        return super().of(values, source)
+
+    def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
+        """The same with some leaves changed, named by dotted keys such as ppo.lr.
+
+        A suite brings its tasks.
+        """
+        suite = dict(changes).get("suite")
+        if isinstance(suite, dict):
+            with suppress(LookupError, TypeError):
+                changes = [("task", dict(suite["families"][0]["task"])), *changes]
+        return super().with_changes(changes, source)
+
     def check(self) -> None:
         """Refuse settings that contradict each other or name what is not there."""
+        if self.suite is not None:
+            self.suite.check()
+            self._check_suite(self.suite)
         super().check()
         refuse_idle(self.hosts, self.devices)
         weights_of(self.family, self.reward.weights)
@@ -133,11 +170,13 @@ class TrainingConfig(HostsConfig):
                 f"reward.family is {self.family}, which does not pay for what clock {task.clock} "
                 f"measures. Leave it out: --set reward.family=null."
             )
-        if task.epochs < 2:
-            raise SettingError(
-                f"an episode of {self.task.name} has {task.epochs} epoch; a decision needs at "
-                f"least two. Raise it: --set task.epochs=2."
-            )
+        for share in self.shares_of_hosts:
+            epochs = share.task.build().epochs
+            if epochs < 2:
+                raise SettingError(
+                    f"an episode of {share.task.name} has {epochs} epoch; a decision needs at "
+                    f"least two. Raise it: --set task.epochs=2."
+                )
         parse_rule(self.imitation.policy).check()
         if self.imitation.rounds > self.rounds:
             raise SettingError(
@@ -150,19 +189,49 @@ class TrainingConfig(HostsConfig):
                 "backend of torch.compile", backend, torch.compiler.list_backends()
             )
 
+    def _check_suite(self, suite: SuiteConfig) -> None:
+        """Refuse a task beside a suite, and too few hosts for its families."""
+        if self.task.settled != suite.families[0].task.settled:
+            raise SettingError(
+                "a suite names its tasks and their settings; leave task, --task and --epochs out."
+            )
+        suite.shares(self.hosts, "hosts")
+        suite.shares(self.host_pool, "host_pool")
+        for family in suite.families:
+            refuse_impossible(self.executor, self.amp, self.devices, family.task.build())
+
     def settled(self) -> Self:
         """The same with what follows from other fields written out.
 
         A later change of those fields does not move it any more.
         """
-        decisions = self.rounds * self.hosts * (self.task.build().epochs - 1)
-        changes = {"ppo": self.ppo.annealed_over(decisions), "task": self.settled_task}
+        per_round = sum(
+            share.hosts * (share.task.build().epochs - 1) for share in self.shares_of_hosts
+        )
+        changes: dict[str, Any] = {
+            "ppo": self.ppo.annealed_over(self.rounds * per_round),
+            "task": self.settled_task,
+        }
+        if self.suite is not None:
+            changes["suite"] = self.suite.settled()
         return self.model_copy(update=changes)
 
     @property
     def lacking(self) -> tuple[str, ...]:
         """Groups of readings that the policy never gets."""
         return () if self.observe_telemetry else ("telemetry",)
+
+    @property
+    def shares_of_hosts(self) -> list["HostShare"]:
+        """The tasks that are played, each with its hosts and with the different hosts there are."""
+        if self.suite is None:
+            return [HostShare(task=self.task, hosts=self.hosts, pool=self.host_pool)]
+        shares = []
+        hosts = self.suite.shares(self.hosts, "hosts")
+        pools = self.suite.shares(self.host_pool, "host_pool")
+        for family, count, pool in zip(self.suite.families, hosts, pools, strict=True):
+            shares.append(HostShare(task=family.task, hosts=count, pool=pool))
+        return shares
 
     @property
     def family(self) -> str:

@@ -1,7 +1,6 @@
 """What a run of `esper ppo` spends beside its hosts' episodes: twins, and the policy's learning."""
 
-from esper.episodes import costs_by_phase
-from esper.runtime.ledger import Charge, Ledger
+from esper.runtime.ledger import Charge, Ledger, costs_by_phase
 from esper.simic.ppo.diagnostics import UpdateRecord
 from esper.tamiyo.network import ActorCritic
 from esper.telemetry.events import CostsBooked

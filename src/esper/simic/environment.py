@@ -9,7 +9,7 @@ The last step ends with one more measurement, of the network without its undecid
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.episodes import Episodes
-from esper.kasmina.randomness import mix_seed, read_seed
-from esper.leyline.errors import EpisodeOverError, SettingError, is_number, outline
+from esper.kasmina.randomness import read_seed
+from esper.leyline.errors import EpisodeOverError, SettingError, outline
 from esper.leyline.factored_actions import OP_WAIT
 from esper.runtime.charges import network_flops
 from esper.runtime.executors.graphs import GraphedExecutor
@@ -32,6 +32,7 @@ from esper.runtime.ledger import add_up
 from esper.runtime.population import Population
 from esper.runtime.tasks.task import Task
 from esper.simic.contributions import ContributionBook, Worth
+from esper.simic.host_seeds import read_count, read_host_seeds, read_share
 from esper.simic.rewards import FAMILIES, StepFacts, check_weights, in_units, reward_parts
 from esper.simic.twins import raise_twins
 from esper.tamiyo.heads import HeadSpec
@@ -134,29 +135,16 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         **population: Any,
     ):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
-        if not isinstance(task, Task):
-            raise SettingError(
-                f"task is {task!r}; get_task(name) of esper.runtime.tasks.registry gives one."
-            )
         self.host_seeds = read_host_seeds(host_seeds)
-        if not is_number(count, 1, is_whole=True) or not self.host_seeds or task.epochs < 2:
-            raise SettingError(
-                f"growth needs a whole number of hosts, 1 host seed and 2 epochs; got {count!r}, "
-                f"{len(self.host_seeds)} and {task.epochs}."
-            )
-        count = int(count)
+        count = read_count(task, count, self.host_seeds)
         self.task = task
         self.num_envs = count
         if weights is None:
             weights = FAMILIES.get(task.clock, FAMILIES["contribution"])
         self.weights = check_weights(weights)
-        if not is_number(gamma, 0) or gamma > 1:
-            raise SettingError(f"gamma is {gamma!r}; a discount lies between 0 and 1.")
-        self.gamma = float(gamma)
+        self.gamma = read_share(gamma, "gamma", "discount")
         self.lacking = frozenset(lacking)
-        if not is_number(drop_readings, 0) or drop_readings > 1:
-            raise SettingError(f"drop_readings is {drop_readings!r}; a chance is from 0 to 1.")
-        self.drop_readings = float(drop_readings)
+        self.drop_readings = read_share(drop_readings, "drop_readings", "chance")
         self.lacks = [self.lacking] * count
         self.first = first
         twins = raise_twins(task, self.host_seeds, Path(folder), **population)
@@ -188,6 +176,42 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
         """What a policy of these widths is built for if it learns here."""
         return Layout.of(self.space, hidden_dim, head_dim, lacking=self.lacking)
+
+    def locate(self, host: int) -> tuple["GrowthVectorEnv", int]:
+        """Where a host of a round is: its environment, and its row there."""
+        return self, host
+
+    def settle(self) -> None:
+        """Wait for hosts that still train, where a round stops in the middle."""
+        self.population.executor.settle(self.population.runs)
+
+    @property
+    def task_names(self) -> list[str]:
+        """The task of each host."""
+        return [self.task.name] * self.num_envs
+
+    def begin_from(self, seed: int) -> None:
+        """Let this seed decide which hosts come next."""
+        self.seed = seed
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of an episode."""
+        return self.task.epochs
+
+    @property
+    def twin_count(self) -> int:
+        """How many twins there are."""
+        return len(self.twins)
+
+    @property
+    def corpus(self) -> str | None:
+        """What the hosts' data rest on, where that differs between machines."""
+        return self.population.corpus
+
+    def describe(self, report: Callable[[str], None]) -> None:
+        """Report what episodes may cost and rest on, where settings do not say so."""
+        self.population.describe(report)
 
     def parts(self) -> list["GrowthVectorEnv"]:
         """Views of these hosts to step in turn.
@@ -465,15 +489,3 @@ def read_actions(actions: Any, shape: tuple[int, ...]) -> NDArray[np.int64]:
             f"blend."
         )
     return choices.astype(np.int64)
-
-
-def read_host_seeds(seeds: Iterable[Any]) -> tuple[int, ...]:
-    """The hosts that a user names."""
-    if not isinstance(seeds, Iterable):
-        raise SettingError(f"host_seeds is {outline(seeds)}; name the hosts in a list, as [1, 2].")
-    return tuple(read_seed(seed, "a host seed") for seed in seeds)
-
-
-def draw_host_seeds(seed: int, count: int) -> tuple[int, ...]:
-    """The hosts of a run, from its seed."""
-    return tuple(mix_seed(seed, 7, number) for number in range(count))

@@ -20,7 +20,8 @@ from esper.leyline.errors import EpisodeOverError, SettingError
 from esper.leyline.factored_actions import OP_GERMINATE, OP_WAIT
 from esper.runtime.tasks.registry import get_task
 from esper.runtime.tasks.task import Task
-from esper.simic.environment import GrowthVectorEnv, Info, draw_host_seeds, read_actions
+from esper.simic.environment import GrowthVectorEnv, Info, read_actions
+from esper.simic.host_seeds import draw_host_seeds
 from esper.tamiyo.masks import Masks
 
 HOST_POOL = 4

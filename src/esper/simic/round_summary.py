@@ -15,6 +15,7 @@ from esper.runtime.ledger import Ledger
 from esper.simic.costs import EPISODES, LEARNING, book
 from esper.simic.environment import GrowthVectorEnv, Info
 from esper.simic.imitation import Lesson
+from esper.simic.suite_env import SuiteEnv
 from esper.simic.team import Team
 from esper.telemetry import events
 from esper.telemetry.escalation import TelemetryLevel
@@ -42,7 +43,13 @@ class Sums:
 class RoundTally:
     """Follows one round through its steps."""
 
-    def __init__(self, env: GrowthVectorEnv, number: int, sink: Sink, lesson: Lesson | None = None):
+    def __init__(
+        self,
+        env: GrowthVectorEnv | SuiteEnv,
+        number: int,
+        sink: Sink,
+        lesson: Lesson | None = None,
+    ):
         self.env = env
         self.number = number
         self.sink = sink
@@ -87,19 +94,21 @@ class RoundTally:
                 host_masks = {name: mask[row] for name, mask in masks.items()}
                 self._emit_action(host, actions[row].tolist(), host_masks, success)
             self.emit(host, happened, reward=float(rewards[row]), reward_parts=parts)
-            if self.env.is_over[host]:
-                self.flops += self.env.population.runs[host].ledger.flops
+            env, own = self.env.locate(host)
+            if env.is_over[own]:
+                self.flops += env.population.runs[own].ledger.flops
                 if self.sink.wants(TelemetryLevel.NORMAL):
-                    self.sink.write(self.env.episodes.close(host))
+                    self.sink.write(env.episodes.close(own))
 
     def emit(self, host: int, happened: Sequence[events.Event], **earned: Any) -> None:
         """Write a host's events.
 
         Its epoch gets the twin's reading and what the decision before it earned.
         """
-        model = self.env.population.runs[host].model
-        twin = self.env.twin(host)
-        self.accuracy[host] = self.env.accuracy[host]
+        env, own = self.env.locate(host)
+        model = env.population.runs[own].model
+        twin = env.twin(own)
+        self.accuracy[host] = env.accuracy[own]
         self.twin_accuracy[host] = twin.held_out_accuracy
         self.params_share[host] = model.total_params / model.host_params
         for event in happened:
@@ -116,6 +125,7 @@ class RoundTally:
     ) -> None:
         """Write a decision, with the heads that had no choice in it."""
         op, slot, blueprint, blend = action
+        env, own = self.env.locate(host)
         heads = self.env.heads
         mask_rows = {
             "op": masks["op"],
@@ -128,15 +138,15 @@ class RoundTally:
         record = events.emit_last_action(
             env_id=self.env.first + host,
             # a decision is made before the epoch that pays for it
-            epoch=self.env.population.runs[host].epoch - 1,
+            epoch=env.population.runs[own].epoch - 1,
             slot_idx=slot,
             blueprint_idx=blueprint,
             blend_idx=blend,
             op_idx=op,
-            slot_id=self.env.space.slots.slot_ids[slot],
+            slot_id=env.space.slots.slot_ids[slot],
             masked=masked,
             success=success,
-            space=self.env.space,
+            space=env.space,
         )
         self.sink.write_record(
             events.ACTION_TAKEN, {"round": self.number, **record}, TelemetryLevel.DEBUG

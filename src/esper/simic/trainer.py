@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, cast
@@ -17,11 +17,13 @@ import torch
 from esper.kasmina.randomness import mix_seed, own_randomness
 from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, parse_devices, repeatable_kernels
-from esper.runtime.population import memory_errors
+from esper.runtime.population import Population, memory_errors
+from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import History, require_saved_corpus, saved_rounds
 from esper.simic.config import TrainingConfig
 from esper.simic.costs import TWINS, book, learning_ledger
-from esper.simic.environment import GrowthVectorEnv, draw_host_seeds
+from esper.simic.environment import GrowthVectorEnv
+from esper.simic.host_seeds import draw_host_seeds, host_seed_draws
 from esper.simic.imitation import Lesson, Teacher
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.codecs import ActionCodec, Codecs, ObservationCodec
@@ -29,14 +31,19 @@ from esper.simic.ppo.diagnostics import IMITATING, AnomalyDetector, UpdateRecord
 from esper.simic.ppo.rollout import Rollout
 from esper.simic.rewards import weights_of
 from esper.simic.round_summary import RoundTally
+from esper.simic.suite_env import SuiteEnv, join_corpora, union_space, widest_layout
 from esper.simic.team import StopVote, Team
-from esper.simic.twins import raise_twins
+from esper.simic.twins import Twin, raise_twins
 from esper.storage import runfolder
+from esper.tamiyo.layout import ObservationLayout
 from esper.tamiyo.network import FactoredRecurrentActorCritic
 from esper.tamiyo.policy_files import Layout
 from esper.telemetry.escalation import TelemetryLevel
 from esper.telemetry.events import AnomalyFound, RankTimed, RoundBegan, RoundFinished, finite
 from esper.telemetry.sink import Sink
+
+Hosts = GrowthVectorEnv | SuiteEnv
+"""What is played: hosts of one task, or of the families of a suite."""
 
 Count = Callable[[int, int], None]
 """Takes how much of some work is done, and how much there is."""
@@ -90,11 +97,11 @@ def train_ppo_vectorized(
         with team.together():
             env = build_environment(config, team, is_over, partial(advance, "twins"))
             agent, layout = build_agent(config, env, team)
-            history = History(config, layout, sink, team, env.population.corpus)
+            history = History(config, layout, sink, team, env.corpus)
             first_round = history.resume(agent) if resume else 0
             if team.rank == 0:  # a resumed run may continue with another configuration
                 runfolder.write_json(config.out / runfolder.CONFIG, config.model_dump(mode="json"))
-        env.population.describe(tell)
+        env.describe(tell)
         tell(cast(FactoredRecurrentActorCritic, agent.network).describe())
         tell_twins(env, tell, sink if team.rank == 0 and first_round == 0 else None)
         rollout = build_rollout(env, agent, config.hosts)
@@ -130,11 +137,11 @@ def train_ppo_vectorized(
     return agent
 
 
-def tell_twins(env: GrowthVectorEnv, tell: Callable[[str], None], sink: Sink | None) -> None:
+def tell_twins(env: Hosts, tell: Callable[[str], None], sink: Sink | None) -> None:
     """Say what the twins cost when they were computed, and book it where there is a sink."""
     ledger = env.twin_ledger
     seconds = sum(cost.seconds for cost in ledger.phases.values())
-    tell(f"twins: {len(env.twins)}, computed once with {ledger.flops:.3g} FLOPs in {seconds:.1f} s")
+    tell(f"twins: {env.twin_count}, computed once with {ledger.flops:.3g} FLOPs in {seconds:.1f} s")
     if sink is not None:
         sink.write(book(TWINS, 0, ledger))
 
@@ -144,58 +151,115 @@ def build_environment(
     team: Team | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     watch_twins: Count = lambda done, total: None,
-) -> GrowthVectorEnv:
+) -> Hosts:
     """This rank's share of the hosts, their twins and what they earn."""
     team = team or Team()
-    hosts = team.assign(config.hosts)[team.rank]
-    task = config.task.build()
-    folder = config.out / runfolder.TWINS
-    seeds = draw_host_seeds(config.seed, config.host_pool)
-    way_to_run: dict[str, Any] = {"devices": config.devices, **config.way_to_run}
+    here = team.assign(config.hosts)[team.rank]
     try:
-        with team.together():
+        plays = _plan_plays(config, team)
+        for play in plays:
+            with team.together():  # each rank plays some of the twins and later reads all of them
+                twins = raise_twins(
+                    play.task,
+                    play.seeds[team.rank :: team.size],
+                    config.out / runfolder.TWINS,
+                    should_stop=should_stop,
+                    watch=watch_twins,
+                    **play.way_to_run,
+                )
+            if team.any(twins is None):
+                raise InterruptedTraining(saved_rounds(config.out))
+        env = _build_hosts(config, plays, here)
+    except OSError as problem:
+        raise SaveError(
+            f"cannot read the data or keep the twins in {config.out / runfolder.TWINS}: "
+            f"{problem.strerror}. Free disk space and use --resume."
+        ) from problem
+    env.begin_from(config.seed)
+    return env
+
+
+@dataclass(frozen=True)
+class _Play:
+    """One task that a run plays."""
+
+    task: Task
+    hosts: range  # among those of all ranks
+    seeds: tuple[int, ...]
+    way_to_run: dict[str, Any]  # as `Population` takes it
+
+
+def _plan_plays(config: TrainingConfig, team: Team) -> list[_Play]:
+    """The tasks with their hosts, seeds and data; all ranks have the same."""
+    plays = []
+    start = 0
+    with team.together():
+        for share in config.shares_of_hosts:
+            task = share.task.build()
             splits = task.load(config.data_root)
-            require_saved_corpus(config.out, splits.corpus)
-        way_to_run["splits"] = splits
-        team.require_same({"the corpus": splits.corpus})
-        with team.together():  # each rank plays some of the twins and later reads all of them
-            twins = raise_twins(
-                task,
-                seeds[team.rank :: team.size],
-                folder,
-                should_stop=should_stop,
-                watch=watch_twins,
-                **way_to_run,
+            seeds = draw_host_seeds(config.seed, share.pool)
+            if config.suite is not None:
+                draws = host_seed_draws(config.seed)
+                seeds = config.suite.training_seeds(task, draws, share.pool)
+            play = _Play(
+                task=task,
+                hosts=range(start, start + share.hosts),
+                seeds=seeds,
+                way_to_run={"devices": config.devices, **config.way_to_run, "splits": splits},
             )
-        if team.any(twins is None):
-            raise InterruptedTraining(saved_rounds(config.out))
-        env = GrowthVectorEnv(
-            task,
+            plays.append(play)
+            start += share.hosts
+        corpus = join_corpora(play.way_to_run["splits"].corpus for play in plays)
+        require_saved_corpus(config.out, corpus)
+    team.require_same({"the corpus": corpus})
+    return plays
+
+
+def _build_hosts(config: TrainingConfig, plays: Sequence[_Play], here: range) -> Hosts:
+    """The environment of the only task, or those of a suite's families that have hosts here."""
+
+    def build(play: _Play, layout: ObservationLayout | None = None) -> GrowthVectorEnv:
+        hosts = range(max(play.hosts.start, here.start), min(play.hosts.stop, here.stop))
+        return GrowthVectorEnv(
+            play.task,
             len(hosts),
-            host_seeds=seeds,
-            folder=folder,
+            host_seeds=play.seeds,
+            folder=config.out / runfolder.TWINS,
             weights=weights_of(config.family, config.reward.weights),
             gamma=config.ppo.gamma,
             lacking=config.lacking,
             drop_readings=config.drop_readings,
             first=hosts.start,
-            **way_to_run,
+            layout=layout,
+            **play.way_to_run,
         )
-    except OSError as problem:
-        raise SaveError(
-            f"cannot read the data or keep the twins in {folder}: {problem.strerror}. "
-            f"Free disk space and use --resume."
-        ) from problem
-    env.seed = config.seed
-    return env
+
+    if config.suite is None:
+        return build(plays[0])
+    # every rank has the same layout, whichever families it plays
+    spaces = [Population(play.task, play.seeds[:1], **play.way_to_run).space for play in plays]
+    space = union_space(spaces)
+    layout = widest_layout(spaces)
+    families = [
+        build(play, layout)
+        for play in plays
+        if play.hosts.start < here.stop and here.start < play.hosts.stop
+    ]
+    twins: list[Twin] = []
+    for play in plays:
+        raised = raise_twins(play.task, play.seeds, config.out / runfolder.TWINS, **play.way_to_run)
+        assert raised is not None  # no should_stop was given that could end it
+        twins += raised.values()
+    epochs = max(play.task.epochs for play in plays)
+    return SuiteEnv(families, here.start, epochs, twins, space)
 
 
 def build_agent(
-    config: TrainingConfig, env: GrowthVectorEnv, team: Team | None = None
+    config: TrainingConfig, env: Hosts, team: Team | None = None
 ) -> tuple[PPOAgent, Layout]:
     """A fresh policy for these hosts and what it is built for."""
     ppo = config.settled().ppo
-    layout = env.layout_of(ppo.hidden_dim, ppo.head_dim)
+    layout = Layout.of(env.space, ppo.hidden_dim, ppo.head_dim, lacking=config.lacking)
     with own_randomness(mix_seed(config.seed, 11)):
         network = layout.build().for_space(env.layout, env.space.blends)
     network.lean_to_wait(config.initial_wait)
@@ -210,13 +274,13 @@ def build_agent(
         seed=mix_seed(config.seed, 12),
         codecs=codecs,
         team=team,
-        families=(env.task.name,),
+        families=[share.task.name for share in config.shares_of_hosts],
     )
     agent.layout = layout
     return agent, layout
 
 
-def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = None) -> Rollout:
+def build_rollout(env: Hosts, agent: PPOAgent, total: int | None = None) -> Rollout:
     """Storage for every decision of whole episodes of the hosts here.
 
     `total` is the number of hosts on all ranks; None: there are no others.
@@ -229,7 +293,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
         "blend": (blends,),
     }
     return Rollout(
-        steps=env.task.epochs - 1,
+        steps=env.epochs - 1,
         count=env.num_envs,
         state_dim=env.width,
         spec=env.heads,
@@ -237,6 +301,7 @@ def build_rollout(env: GrowthVectorEnv, agent: PPOAgent, total: int | None = Non
         like=next(agent.network.parameters()),
         first=env.first,
         total=total,
+        families=[agent.returns.names.index(name) for name in env.task_names],
     )
 
 
@@ -257,7 +322,7 @@ def draw_noise(env: GrowthVectorEnv, rollout: Rollout, number: int) -> torch.Ten
 
 @torch.no_grad()
 def play_round(
-    env: GrowthVectorEnv,
+    env: Hosts,
     agent: PPOAgent,
     rollout: Rollout,
     number: int,
@@ -288,7 +353,7 @@ def play_round(
         if vote.at_the_end():
             raise InterruptedTraining(number)
     finally:  # a round that stops in the middle leaves hosts that still train
-        env.population.executor.settle(env.population.runs)
+        env.settle()
     timed = RankTimed(
         round=number,
         rank=agent.team.rank,
@@ -326,7 +391,7 @@ def play_part(
     for host, events in enumerate(info["events"]):
         tally.emit(first + host, events)
     teacher = None if lesson is None else Teacher(lesson, env, rollout.steps, first_episode)
-    for step in range(rollout.steps):
+    for step in range(env.epochs - 1):
         asked = time.perf_counter()
         states = _on(obs, agent).to(rollout.states.dtype)
         masks = {head: _on(mask, agent) for head, mask in info["action_mask"].items()}
@@ -348,6 +413,10 @@ def play_part(
         rollout.add_outcome(paid, is_terminated, _on(truncated, agent))
         tally.take(first, actions, rewards, masks_before, info, is_playing.cpu().numpy())
         is_playing &= ~is_terminated
+    # episodes of other families may be longer
+    for _ in range(rollout.steps - rollout.length):
+        rollout.repeat_last_step()
+        yield
     rollout.finish(torch.zeros_like(rollout.values[0]), hidden)
 
 

@@ -19,7 +19,7 @@ from esper.tamiyo.distributions import (
     normalised_entropy,
     require_choices,
 )
-from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases
+from esper.tamiyo.heads import Head, HeadSpec, mask_cases, reach_cases, rows_of
 from esper.tamiyo.normalising import Pool, RunningMeanStd
 from esper.tamiyo.recurrence import Hidden
 
@@ -160,6 +160,9 @@ class ActorCritic(nn.Module):
             return None
         first = self.spec.heads[0]
         op = choices[first.name]
+        used_by = rows_of(head.used_by)
+        if isinstance(used_by, slice):
+            return (op >= used_by.start) & (op < used_by.stop)
         uses = [choice in head.used_by for choice in range(first.size)]
         return torch.tensor(uses, device=op.device)[op]
 
@@ -286,7 +289,9 @@ class ActorCritic(nn.Module):
         case = torch.zeros_like(choices[head.name])  # number of the case in each row
         for axis, earlier in enumerate(self.spec.earlier(index)):
             choice = choices[earlier.name]
-            if axis == 0:
+            if axis == 0 and isinstance(rows_of(uses), slice):
+                choice = (choice - uses[0]).clamp(0, len(uses) - 1)
+            elif axis == 0:
                 position = torch.zeros(earlier.size, dtype=torch.long, device=choice.device)
                 position[uses] = torch.arange(len(uses), device=choice.device)
                 choice = position[choice]

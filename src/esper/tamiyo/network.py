@@ -138,8 +138,11 @@ class Features(NamedTuple):
     """What the heads of the growth policy read; the first axes are those of the states."""
 
     whole: Tensor  # [..., H]
-    slots: Tensor  # [..., S, 3 D], asked for each pointer
-    blueprints: Tensor  # [..., K, 2 D], the same
+    slots: Tensor  # [..., S, D], as the pointer at slots asks
+    blueprint_slots: Tensor  # the same, as the pointer at blueprints asks
+    blend_slots: Tensor  # the same, as the pointer at blends asks
+    blueprints: Tensor  # [..., K, D], as the pointer at blueprints asks
+    blend_blueprints: Tensor  # the same, as the pointer at blends asks
     pairs: Tensor  # [..., S, K, P]
 
 
@@ -311,10 +314,15 @@ class FactoredRecurrentActorCritic(ActorCritic):
         tokens = tokens + self.attention(tokens, is_there)
         whole, slots, hidden = self._remember(tokens, hidden, starts, needs_state)
         whole = whole + torch.tanh(self.pool(pool_slots(slots, is_there)))
+        slots, blueprint_slots, blend_slots = self.questions.ask_slots(whole, slots)
+        blueprints, blend_blueprints = self.questions.ask_blueprints(seen.blueprints)
         features = Features(
             whole=whole,
-            slots=self.questions.ask_slots(whole, slots),
-            blueprints=self.questions.ask_blueprints(seen.blueprints),
+            slots=slots,
+            blueprint_slots=blueprint_slots,
+            blend_slots=blend_slots,
+            blueprints=blueprints,
+            blend_blueprints=blend_blueprints,
             pairs=seen.pairs,
         )
         return features, hidden
@@ -323,9 +331,10 @@ class FactoredRecurrentActorCritic(ActorCritic):
         self, tokens: Tensor, hidden: Hidden, starts: Tensor | None, needs_state: bool
     ) -> tuple[Tensor, Tensor, Hidden]:
         """The host [N, T, H] and the slots [N, T, S, H] with what is remembered of them."""
-        whole = tokens[:, :, 0]
-        slots = tokens[:, :, 1:]
-        count, steps, number, width = slots.shape
+        count, steps, number, width = tokens.shape
+        number -= 1
+        first, slots = tokens.split([1, number], 2)
+        whole = first.squeeze(2)
         of_whole = (hidden[0][..., :width].contiguous(), hidden[1][..., :width].contiguous())
         of_slots = (
             hidden[0][..., width:].reshape(1, count * number, width),
@@ -377,12 +386,9 @@ class FactoredRecurrentActorCritic(ActorCritic):
         head = self.policy_heads[self.spec.heads[index].name]
         if index == 0:
             return head(features.whole)
-        width = self.head_dim
-        slots = features.slots[..., (index - 1) * width : index * width]
         if index == 1:
-            return head(slots)
-        blueprints = features.blueprints[..., (index - 2) * width : (index - 1) * width]
+            return head(features.slots)
         if index == 2:
-            return head(slots, blueprints, features.pairs)
-        logits = head(slots, blueprints)
+            return head(features.blueprint_slots, features.blueprints, features.pairs)
+        logits = head(features.blend_slots, features.blend_blueprints)
         return logits if self.blends == BLEND_IDS else logits[..., self.blend_columns]

@@ -24,13 +24,16 @@ class Questions(nn.Module):
         self.of_whole = nn.Linear(width, 3 * inner, bias=False)
         self.of_blueprint = nn.Linear(blueprint_width, 2 * inner)
 
-    def ask_slots(self, whole: Tensor, slots: Tensor) -> Tensor:
-        """Of each slot, given the whole, for slot, blueprint and blend: [..., S, 3 D]."""
-        return torch.tanh(self.of_slot(slots) + self.of_whole(whole).unsqueeze(-2))
+    def ask_slots(self, whole: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each slot, given the whole, for slot, blueprint and blend: [..., S, D] each."""
+        asked = torch.tanh(self.of_slot(slots) + self.of_whole(whole).unsqueeze(-2))
+        for_slot, for_blueprint, for_blend = asked.chunk(3, -1)
+        return for_slot, for_blueprint, for_blend
 
-    def ask_blueprints(self, blueprints: Tensor) -> Tensor:
-        """Of each blueprint, for blueprint and blend: [..., K, 2 D]."""
-        return torch.tanh(self.of_blueprint(blueprints))
+    def ask_blueprints(self, blueprints: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each blueprint, for blueprint and blend: [..., K, D] each."""
+        for_blueprint, for_blend = torch.tanh(self.of_blueprint(blueprints)).chunk(2, -1)
+        return for_blueprint, for_blend
 
     def products(self, slots: int, blueprints: int) -> int:
         """Multiplications with an addition of one call."""

@@ -161,8 +161,11 @@ class NetworkPolicy:
         if not isinstance(network, FactoredRecurrentActorCritic):
             return self
         _, slots, blueprints, _ = space.sizes
+        fitting = network.for_space(ObservationLayout(slots, blueprints), space.blends)
+        if fitting is network:
+            return self
         other = copy.copy(self)
-        other.network = network.for_space(ObservationLayout(slots, blueprints), space.blends)
+        other.network = fitting
         return other
 
     @property

@@ -52,6 +52,12 @@ class Layout:
     hidden_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
     head_dim: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 
+    def __post_init__(self) -> None:
+        for kind in ("slots", "blueprints", "blends"):
+            names = getattr(self, kind)
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{kind} are none or repeat a name")
+
     @classmethod
     def of(
         cls,
@@ -175,7 +181,12 @@ def _metadata_of(content: bytes) -> Mapping[str, str]:
 
 
 def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -> NetworkPolicy:
-    """Return the trained policy of a file, for a host with these actions.
+    """Return the trained policy of a file, for a host with these actions."""
+    return load_policy(path, content).for_space(space)
+
+
+def load_policy(path: Path, content: bytes | None = None) -> NetworkPolicy:
+    """Return the trained policy of a file, for a host with the actions that it learned with.
 
     One that reads other features is refused. With `content` the file was read already.
     """
@@ -183,7 +194,7 @@ def load_fitting(path: Path, space: ActionSpace, content: bytes | None = None) -
     saved: Layout = file.plain["layout"]
     require_features(saved, path)
     network = load_network(saved.build, file.tensors, path)
-    return NetworkPolicy(network, lacking=saved.lacking).for_space(space)
+    return NetworkPolicy(network, lacking=saved.lacking)
 
 
 def load_network(build: Callable[[], Network], tensors: Tensors, path: Path) -> Network:

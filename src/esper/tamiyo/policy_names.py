@@ -3,6 +3,8 @@
 `parse` is the only place that decides it. How a plan is searched for is in `trials`.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -10,13 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from esper.kasmina.blueprints import SHAM
-from esper.leyline.errors import SettingError, UnknownNameError
+from esper.leyline.errors import SaveError, SettingError, UnknownNameError
 from esper.leyline.registry import read_settings
 from esper.tamiyo.policies import NetworkPolicy, Policy, RulePolicy, require_parameters
+from esper.tamiyo.policy_files import MOST_WIDTH, load_policy, read_whole
 from esper.tamiyo.rules import RULES, HostFacts
 
 SEARCH = "search"
 NEVER = "never"
+PRETRAINED = "pretrained"
+SHIPPED = Path(__file__).parents[1] / "policies" / "pretrained.safetensors"
+"""The policy that comes with the package. Beside it, in JSON, are its digest and its suite."""
+
+MOST_BYTES = 192 * MOST_WIDTH**2
+"""All weights of the widest policy, with what its optimiser remembers."""
 
 
 @dataclass(frozen=True)
@@ -107,32 +116,79 @@ class File:
 
     text: str
     is_control: ClassVar[bool] = False
+    is_shipped: ClassVar[bool] = False
+    """whether it comes with the package, and was trained for many tasks"""
 
     @property
     def path(self) -> Path:
         """Where the file is, if it is still there."""
         return Path(self.text)
 
-    def check(self, kind: str, copies: Sequence[Path], most_bytes: int) -> None:
+    def check(self, kind: str = "policy", copies: Sequence[Path] = ()) -> None:
         """Refuse a name without a file, and a file that is too large for a policy.
 
         `kind` is what the error calls it; one of `copies` may stand in for the file.
         """
         files = [path for path in (self.path, *copies) if path.is_file()]
         if not files:
-            raise UnknownNameError(
-                kind, self.text, RULES, "Or name a checkpoint file of `esper ppo`."
-            )
+            raise self.missing(kind)
         size = files[0].stat().st_size
-        if size > most_bytes:
+        if size > MOST_BYTES:
             raise SettingError(
-                f"{self.text} has {size:,} bytes, a policy at most {most_bytes:,}. Name a "
+                f"{self.text} has {size:,} bytes, a policy at most {MOST_BYTES:,}. Name a "
                 f"file of `esper ppo`."
             )
+
+    def missing(self, kind: str) -> Exception:
+        """What is raised where there is no such file."""
+        return UnknownNameError(kind, self.text, RULES, "Or name a checkpoint file of `esper ppo`.")
+
+    def read(self) -> bytes:
+        """The content of the file."""
+        return read_whole(self.path)
 
     def blueprints(self) -> tuple[str, ...]:
         """A trained policy plants what the task has."""
         return ()
+
+
+@dataclass(frozen=True)
+class Pretrained(File):
+    """The trained policy that comes with the package."""
+
+    is_shipped: ClassVar[bool] = True
+
+    @property
+    def path(self) -> Path:
+        """Where it is, if this version has one."""
+        return SHIPPED
+
+    def missing(self, kind: str) -> Exception:
+        """What is raised where none came with the package."""
+        return SettingError(
+            f"{kind} is {self.text}, but no trained policy ships with this version. Use the rule "
+            f'"heuristic", or a file of `esper ppo`.'
+        )
+
+    def read(self) -> bytes:
+        """The content of the file, if it is the one that was shipped."""
+        content = super().read()
+        notes = self.path.with_suffix(".json")
+        try:
+            shipped = json.loads(notes.read_text(encoding="utf-8"))["sha256"]
+        except (OSError, ValueError, LookupError, TypeError) as problem:
+            raise SaveError(f"{notes} is damaged ({problem}). Install Esper again.") from problem
+        if digest_of(content) != shipped:
+            raise SaveError(
+                f"{self.path} is not the policy that was shipped: its checksum does not match. "
+                f"Install Esper again, or name a file of your own."
+            )
+        return content
+
+
+def digest_of(content: bytes) -> str:
+    """The sha256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 PolicyName = Rule | Sham | Search | File
@@ -148,7 +204,7 @@ def parse(text: str) -> PolicyName:
         return Rule(text)
     if name == SEARCH:
         return Search(text)
-    return File(text)
+    return Pretrained(text) if text == PRETRAINED else File(text)
 
 
 def parse_rule(text: str) -> Rule:
@@ -164,13 +220,47 @@ def make_policy(text: str, facts: HostFacts) -> RulePolicy:
     return parse_rule(text).build(facts)
 
 
-def build_policy(policy: str | Callable[[HostFacts], Policy], facts: HostFacts) -> Policy:
-    """The policy for one network: a rule by its name, or what the caller's function builds."""
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """The policy of a file, read once: a function from `HostFacts`, as a policy of your own is."""
+
+    text: str
+    """the name that it was asked for by"""
+    digest: str
+    """sha256 of the file"""
+    policy: NetworkPolicy
+
+    def __call__(self, facts: HostFacts) -> NetworkPolicy:
+        """The policy for one network; all of them have the same weights."""
+        return self.policy.for_space(facts.space)
+
+
+Chooser = str | Path | Callable[[HostFacts], Policy]
+"""How a policy is given: the name of a rule, "pretrained", a file, or what builds it."""
+
+
+def read_policy(policy: Chooser) -> str | Callable[[HostFacts], Policy]:
+    """The same, where a file is meant with its content; what does not fit is refused."""
+    if not isinstance(policy, str | Path):
+        return policy
+    name = parse(str(policy))
+    if not isinstance(name, File):
+        return str(policy)
+    name.check()
+    content = name.read()
+    trained = load_policy(name.path, content)
+    return TrainedPolicy(text=name.text, digest=digest_of(content), policy=trained)
+
+
+def build_policy(policy: Chooser, facts: HostFacts) -> Policy:
+    """The policy for one network: a rule, that of a file, or what the caller's function builds."""
+    policy = read_policy(policy)
     if isinstance(policy, str):
         return make_policy(policy, facts)
     if not callable(policy):
         raise SettingError(
-            f"policy is {policy!r}; give one of {', '.join(RULES)} or a function of HostFacts."
+            f"policy is {policy!r}; give one of {', '.join(RULES)}, a file of `esper ppo`, or a "
+            f"function of HostFacts."
         )
     built = policy(facts)
     if not hasattr(built, "decide"):

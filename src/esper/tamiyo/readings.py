@@ -5,7 +5,8 @@ slots' mean. What is not known is absent, and a flag says so; `layout` has the n
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -349,7 +350,7 @@ def _slot_rows(sight: Sight, prices: Prices) -> list[Row]:
             "epochs_in_stage": _long(report.epochs_in_stage),
             **_seed_numbers(report, fall),
             **_telemetry_numbers(report, middle, sight.has_telemetry),
-            **_price_numbers(prices.params[index], sight),
+            **_price_numbers(prices.params[index].tolist(), sight),
         }
         rows.append(_encode(SLOT_ROW, numbers, _slot_switches(report, index, len(reports))))
     return rows
@@ -405,15 +406,15 @@ def _telemetry_numbers(
     return numbers
 
 
-def _price_numbers(params: NDArray[np.float64], sight: Sight) -> dict[str, Number]:
+def _price_numbers(params: Sequence[float], sight: Sight) -> dict[str, Number]:
     """What planting in a slot costs at least and in the mean: of the host, and of the room left."""
     names = ("cheapest", "mean_price", "cheapest_of_room", "mean_of_room")
     numbers: dict[str, Number] = dict.fromkeys(names)
-    known = params[~np.isnan(params)]
-    if not len(known):
+    known = [price for price in params if not math.isnan(price)]
+    if not known:
         return numbers
-    cheapest = float(known.min())
-    mean = float(known.mean())
+    cheapest = min(known)
+    mean = sum(known) / len(known)
     host = max(sight.facts.host_params, 1)
     numbers["cheapest"] = math.log1p(cheapest / host)
     numbers["mean_price"] = math.log1p(mean / host)
@@ -453,16 +454,20 @@ def _blueprint_rows(sight: Sight, prices: Prices) -> list[Row]:
     """What each blueprint is like where it fits; the first one is none."""
     view = sight.view
     kinds = [view.reports[slot_id].kind for slot_id in view.space.slots.slot_ids]
+    pairs = prices.pairs
+    # columns of a pair: size, work, size of room, whether work is known, ..., whether it fits
+    fitting = pairs[..., 5].sum(0).tolist()
+    sizes = pairs[..., 0].sum(0).tolist()
+    counted = pairs[..., 3].sum(0).tolist()
+    work = pairs[..., 1].sum(0).tolist()
     rows = []
     for column, name in enumerate(view.space.blueprint_ids):
-        fits = ~np.isnan(prices.params[:, column])
+        fits = pairs[:, column, 5].tolist()
         traits = _mean_traits(name, [kind for kind, fit in zip(kinds, fits, strict=True) if fit])
-        pairs = prices.pairs[:, column]
-        has_work = pairs[:, 3] > 0
         numbers: dict[str, Number] = {
             **traits,
-            "size": float(pairs[fits, 0].mean()) if fits.any() else None,
-            "work": float(pairs[has_work, 1].mean()) if has_work.any() else None,
+            "size": sizes[column] / fitting[column] if fitting[column] else None,
+            "work": work[column] / counted[column] if counted[column] else None,
         }
         switches = {
             "present": True,
@@ -474,18 +479,16 @@ def _blueprint_rows(sight: Sight, prices: Prices) -> list[Row]:
     return rows
 
 
-_TRAITS: dict[str, Callable[[BlueprintTraits], float]] = {
-    "spatial": lambda traits: traits.spatial,
-    "attention_like": lambda traits: traits.attention_like,
-    "normalising": lambda traits: traits.normalising,
-    "depth": lambda traits: traits.depth / 3,
-}
-
-
 def _mean_traits(name: str | None, kinds: Sequence[str]) -> dict[str, float]:
     """Traits of a blueprint in the mean of the slots that it fits; 0 where it fits none."""
-    known = [REGISTRY.get(kind, name).traits for kind in kinds if name is not None]
-    means = {}
-    for trait, read in _TRAITS.items():
-        means[trait] = sum(read(traits) for traits in known) / len(known) if known else 0.0
-    return means
+    totals = dict.fromkeys(("spatial", "attention_like", "normalising", "depth"), 0.0)
+    if name is None:
+        return totals
+    for kind, count in Counter(kinds).items():
+        traits = REGISTRY.get(kind, name).traits
+        part = count / len(kinds)
+        totals["spatial"] += part * traits.spatial
+        totals["attention_like"] += part * traits.attention_like
+        totals["normalising"] += part * traits.normalising
+        totals["depth"] += part * traits.depth / 3
+    return totals

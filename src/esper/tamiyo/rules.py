@@ -381,24 +381,34 @@ class Heuristic:
         self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
     ) -> tuple[Choice, Memory]:
         """Plant the best of the legal places, while it is early enough and data suffice."""
-        losses = add_losses(memory.get("losses", []), signals)
-        memory = {**memory, "losses": losses}
-        if self.held_out_part and lacks_data(losses, signals.guessing, self.held_out_part):
+        memory = {**memory, "losses": add_losses(memory.get("losses", []), signals)}
+        candidates, _ = self.weigh(masks, reports, memory, signals)
+        if not candidates:
             return WAIT, memory
-        fossils = [reports[slot_id].fossil_count for slot_id in self.facts.space.slots.slot_ids]
-        places = [place for place in _legal_places(masks) if self._is_wanted(place, fossils)]
-        if not places or self._is_late(memory["epoch"]):
-            return WAIT, memory
-        fitting = self._fitting(places, reports)
-        if not fitting:
-            return WAIT, memory
-        fewest = min(fossils[place.slot] for place in fitting)
-        candidates = [place for place in fitting if fossils[place.slot] == fewest]
-        if fewest == 0:
-            mixing = [place for place in candidates if self._mixes_positions(place, reports)]
-            candidates = mixing or candidates
         best = max(candidates, key=self._rank)
         return self.facts.plant(best.slot, best.blueprint), memory
+
+    def weigh(
+        self, masks: Masks, reports: Reports, memory: Memory, signals: Signals
+    ) -> tuple[Sequence[Place], str]:
+        """Return what may be planted, the largest of it first to be, and which test decides it."""
+        if lacks_data(memory["losses"], signals.guessing, self.held_out_part):
+            return [], "data are missing"
+        fossils = [reports[slot_id].fossil_count for slot_id in self.facts.space.slots.slot_ids]
+        places = [place for place in _legal_places(masks) if self._is_wanted(place, fossils)]
+        if not places:
+            return [], "no slot may take a seed now"
+        if self._is_late(memory["epoch"]):
+            return [], f"only the first {self.planting_part:.0%} of the epochs are for planting"
+        fitting = self._fitting(places, reports)
+        if not fitting:
+            return [], f"every seed takes more than {self.share:.0%} of the room that is left"
+        fewest = min(fossils[place.slot] for place in fitting)
+        candidates = [place for place in fitting if fossils[place.slot] == fewest]
+        mixing = [place for place in candidates if self._mixes_positions(place, reports)]
+        if fewest == 0 and mixing:
+            return mixing, "as a slot's first seed one that mixes positions is taken"
+        return candidates, f"the slots with the fewest fossils, {fewest}, come first"
 
     def _is_late(self, epoch: int) -> bool:
         horizon = self.facts.horizon
@@ -457,10 +467,9 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Policies by name, as `esper.grow(policy=...)` and the command line know them."""
 
-_enter_rule = registering(
-    RULES, "rule", reserved=("never", "sham", "search", "all", "start", "oracle")
-)
-"""The reserved names have a meaning of their own in comparisons."""
+_RESERVED = ("never", "sham", "search", "all", "start", "oracle", "pretrained")
+_enter_rule = registering(RULES, "rule", reserved=_RESERVED)
+"""The reserved names have a meaning of their own."""
 
 
 def rule(name: str, *, replace: bool = False) -> Callable[[RuleType], RuleType]:

@@ -32,7 +32,7 @@ def lacks_data(losses: Losses, guessing: float | None, held_out_part: float) -> 
     fall says nothing of the kind: the network is too small for its task, or was trained before. Nor
     do losses that are not known.
     """
-    if not losses:
+    if not losses or not held_out_part:
         return False
     train = [pair[0] for pair in losses]
     held_out = [pair[1] for pair in losses]

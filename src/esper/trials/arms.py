@@ -27,7 +27,7 @@ from esper.runtime.tasks.task import Task
 from esper.storage.runfolder import label_policies
 from esper.tamiyo.masks import Masks
 from esper.tamiyo.policies import Actions, Policy, Reports
-from esper.tamiyo.policy_names import build_policy, parse_rule
+from esper.tamiyo.policy_names import Rule, build_policy, parse
 from esper.tamiyo.rules import HostFacts
 from esper.tamiyo.signals import Signals, SignalTracker
 from esper.telemetry.events import ActionRefused, ArmFinished, Event, HostRolledBack, StageChanged
@@ -279,7 +279,8 @@ def make_decider(
     `arm` names it in errors; by default that is the name of the policy.
     """
     run = episodes.population.runs[host]
-    run.is_static = isinstance(policy, str) and parse_rule(policy).is_static
+    name = parse(policy) if isinstance(policy, str) else None
+    run.is_static = isinstance(name, Rule) and name.is_static
     built = build_policy(policy, episodes.facts[host])
     if not getattr(built, "keeps_measured", False):
         episodes.population.expect_undecided([host])

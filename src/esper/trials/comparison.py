@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
-from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -28,8 +27,7 @@ from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.storage.runfolder import ARMS, PLANS, PRETRAINED, label_policies
 from esper.storage.store import NewFile, Save, Store, fitting
 from esper.tamiyo.policies import Policy
-from esper.tamiyo.policy_files import load_fitting
-from esper.tamiyo.policy_names import NEVER, Rule, Sham, parse
+from esper.tamiyo.policy_names import NEVER, Rule, Sham, build_policy, parse, read_policy
 from esper.tamiyo.rules import HostFacts, replay
 from esper.telemetry.events import (
     ActionTaken,
@@ -88,11 +86,11 @@ class Comparison:
         self._refuse_unfitting_rules(probe)
         model = probe.runs[0].model
         self.facts = facts_of(model, self.task.epochs)
-        self.trained = {
-            policy: load_fitting(Path(policy), probe.space) for policy in config.checkpoints
-        }
-        for policy in config.checkpoints:
-            warning = other_episodes(Path(policy), self.task)
+        self.trained = {policy: read_policy(policy) for policy in config.files}
+        for trained in self.trained.values():  # what does not fit is refused before any episode
+            build_policy(trained, self.facts)
+        for file in config.files.values():
+            warning = None if file.is_shipped else other_episodes(file.path, self.task)
             if warning:
                 say(warning)
         placements = placements_of(model, self.task.epochs)
@@ -259,7 +257,7 @@ class Comparison:
             replayed = self.done[self.config.followed[0], rate]
             return [replay([from_record(record) for record in log]) for log in replayed.events]
         if arm in self.trained:
-            return [lambda facts: self.trained[arm]] * self.config.seeds
+            return [self.trained[arm]] * self.config.seeds
         policy = self.plans.get((arm, rate), self.placements.get(arm, arm))
         return [policy] * self.config.seeds
 
@@ -288,7 +286,7 @@ class Comparison:
         if final is not None:
             arm = final.follows
         if arm in self.trained:
-            return episodes_of(Path(arm))
+            return episodes_of(self.config.files[arm].path)
         if arm in self.placements:  # validation chooses among all of them
             return len(self.placements) * self.config.seeds * len(self.config.rates)
         search = read_search(arm)

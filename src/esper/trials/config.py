@@ -6,7 +6,7 @@ The work is elsewhere.
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -15,9 +15,9 @@ from esper.runtime.config import MOST_EPOCHS, MOST_HOSTS, HostsConfig, Telemetry
 from esper.runtime.devices import refuse_idle, split_names
 from esper.runtime.tasks.families import Variation, variation_of
 from esper.simic.config import TrainingConfig
+from esper.simic.suites import SuiteConfig
 from esper.storage.runfolder import POLICY
 from esper.storage.store import digest_json
-from esper.tamiyo.policy_files import MOST_WIDTH
 from esper.tamiyo.policy_names import File, Rule, Sham, parse
 from esper.tamiyo.rules import RULES
 from esper.trials.searching import read_search
@@ -27,9 +27,6 @@ ALL = "all"
 
 START = "start"
 """The arm of the bare host, trained from scratch as the final networks are."""
-
-# Bytes: all weights of the widest policy, with what its optimiser remembers.
-_MOST_POLICY = 192 * MOST_WIDTH**2
 
 
 class FinalNetwork(NamedTuple):
@@ -83,7 +80,8 @@ class RunConfig(TrialConfig):
     """What decides an `esper run`: one policy on one or many hosts."""
 
     policy: str = Field(
-        default="heuristic", description="a rule, as heuristic:share=0.5, or a checkpoint"
+        default="heuristic",
+        description="a rule, as heuristic:share=0.5, pretrained, or a checkpoint",
     )
     hosts: int = Field(default=1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     telemetry: TelemetrySettings = Field(
@@ -120,7 +118,7 @@ class CompareConfig(TrialConfig):
     policies: tuple[str, ...] = Field(
         default=("never", "sham", "heuristic", "random"), min_length=1
     )
-    """rules, search:episodes=250, checkpoints"""
+    """rules, search:episodes=250, pretrained, checkpoints"""
     static: tuple[Literal["start", "final", "final-equal-flops", "final-whole"], ...] = ()
     """networks of fixed size, trained from scratch"""
     seeds: int = Field(
@@ -137,11 +135,29 @@ class CompareConfig(TrialConfig):
     oracle: bool = Field(
         default=False, description="also try every single planting, at three times"
     )
+    suite: SuiteConfig | None = Field(
+        default=None, description="judge on the variations that a suite reserves"
+    )
     out: Path = Field(default=Path("runs/compare"), description="folder for results")
+
+    def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
+        """The same with some leaves changed, named by dotted keys such as task.epochs.
+
+        A suite brings the settings of the family that is named, or of its only one.
+        """
+        known = dict(changes)
+        if isinstance(known.get("suite"), dict):
+            suite = SuiteConfig.of(known["suite"], source)
+            family = suite.family(known.get("task.name"))
+            changes = [("task", family.task.model_dump(mode="json")), *changes]
+        return super().with_changes(changes, source)
 
     def check(self) -> None:
         """Refuse arms that do not exist, and settings that contradict each other."""
         super().check()
+        if self.suite is not None:
+            self.suite.check()
+            self._check_suite(self.suite)
         if len(split_names(self.devices)) > 1:
             raise SettingError(
                 f"devices are {', '.join(self.devices)}, but a comparison runs on one; name one."
@@ -159,6 +175,16 @@ class CompareConfig(TrialConfig):
                 f"rates are {list(self.rates)}, but are multiples and must lie "
                 "between 1e-6 and 1e6."
             )
+
+    def _check_suite(self, suite: SuiteConfig) -> None:
+        """Refuse a task that is none of the suite's, and searches on what the suite reserves."""
+        suite.family(self.task.name)
+        for policy in self.policies:
+            if read_search(policy) is not None:
+                raise SettingError(
+                    f"{policy} would look for its plan on hosts of its own, which may play what "
+                    "the suite reserves. Leave the search out, or the suite."
+                )
 
     def _require_followed(self) -> None:
         """Refuse followers, final networks and sham growth, of an arm that does not grow."""
@@ -225,21 +251,28 @@ class CompareConfig(TrialConfig):
         return networks
 
     @property
-    def checkpoints(self) -> list[str]:
-        """Policies that are files."""
-        return [policy for policy in self.policies if isinstance(parse(policy), File)]
+    def files(self) -> dict[str, File]:
+        """Policies that are files, by their names."""
+        files = {}
+        for policy in self.policies:
+            name = parse(policy)
+            if isinstance(name, File):
+                files[policy] = name
+        return files
 
     @property
-    def host_seeds(self) -> list[int]:
+    def host_seeds(self) -> Sequence[int]:
         """The random seeds of the hosts, the same for all arms."""
-        return [self.seed + number for number in range(self.seeds)]
+        if self.suite is None:
+            return [self.seed + number for number in range(self.seeds)]
+        return self.suite.judging_seeds(self.task.build(), self.seed, self.seeds)
 
 
 def _require_policy(kind: str, name: str, *copies: Path) -> None:
     """Refuse a rule with settings that it does not have, and a checkpoint that is not there."""
     policy = parse(name)
     if isinstance(policy, File):
-        policy.check(kind, copies, _MOST_POLICY)
+        policy.check(kind, copies)
     elif isinstance(policy, Rule):
         policy.check()
     else:

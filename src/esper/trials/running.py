@@ -25,8 +25,8 @@ from esper.simic.checkpoints import other_episodes
 from esper.storage import runfolder
 from esper.storage.store import NewFile, Store, fitting, require_plain
 from esper.tamiyo.policies import NetworkPolicy, Policy
-from esper.tamiyo.policy_files import load_fitting, read_whole
-from esper.tamiyo.policy_names import Rule, parse
+from esper.tamiyo.policy_files import load_fitting
+from esper.tamiyo.policy_names import File, Rule, parse
 from esper.tamiyo.rules import HostFacts
 from esper.telemetry.events import ArmFinished, Event, StageChanged, from_record, to_record
 from esper.telemetry.sink import Sink
@@ -142,11 +142,15 @@ def _trained_policy(
     kept = store.newest() if is_resumed else None
     if kept is not None:
         return load_fitting(store.path(kept, "policy"), space, kept.contents["policy"])
-    source = Path(config.policy)
+    name = parse(config.policy)
+    assert isinstance(name, File), "a search is refused"
+    source = name.path
     # read once: a learner may replace it meanwhile
-    content = read_whole(source)
+    content = name.read()
     policy = load_fitting(source, space, content)
-    warning = other_episodes(source, population.task, content)
+    warning = None
+    if not name.is_shipped:
+        warning = other_episodes(source, population.task, content)
     if warning:
         say(warning)
     store.save({}, {"policy": NewFile(name=runfolder.POLICY, content=content)})

@@ -7,15 +7,18 @@ import gzip
 import pickle
 import struct
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from esper.leyline.errors import DataError
+from esper.runtime.population import Population
 from esper.runtime.tasks.data import (
     load_cifar10,
     load_fashion_mnist,
+    load_half_size,
     load_shakespeare,
     load_tinystories,
 )
@@ -24,8 +27,10 @@ from esper.runtime.tasks.registry import get_task
 FROM_DISK = {
     "cifar10": "cifar-10-batches-py/data_batch_1",
     "cifar10_deep": "cifar-10-batches-py/data_batch_1",
+    "cifar10_varied": "cifar-10-batches-py/data_batch_1",
     "cifar10_resnet": "cifar-10-batches-py/data_batch_1",
     "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte.gz",
+    "fashion_varied": "FashionMNIST/raw/train-images-idx3-ubyte.gz",
     "shakespeare": "shakespeare/input.txt",
     "tinystories": "TinyStories/TinyStories-train.txt",
 }
@@ -72,12 +77,12 @@ def batch_of(number, count=8, **changes):
     } | changes
 
 
-def write_batches(root, *replaced, name="data_batch_2"):
+def write_batches(root, *replaced, name="data_batch_2", count=8):
     """All six files, `replaced` (an object, or a file's bytes) in the place of one of them."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(exist_ok=True)
     for number, own in enumerate(BATCHES):
-        (folder / own).write_bytes(pickle.dumps(batch_of(number), protocol=2))
+        (folder / own).write_bytes(pickle.dumps(batch_of(number, count), protocol=2))
     for whole in replaced:
         (folder / name).write_bytes(
             whole if isinstance(whole, bytes) else pickle.dumps(whole, protocol=2)
@@ -263,6 +268,34 @@ def test_fashion_mnist_is_split_into_train_validation_and_the_official_test_set(
     images, _ = test.gather(torch.arange(2))
     assert images.shape == (2, 1, 28, 28)
     assert float(images[0, 0, 0, 0]) == pytest.approx(-0.286 / 0.353)
+
+
+def test_images_of_half_the_size_are_means_of_four_pixels(tmp_path):
+    root = write_batches(tmp_path)
+    whole = load_cifar10(root)
+    half = load_half_size(root, load=load_cifar10)
+    assert half.train.inputs.shape == (len(whole.train), 3, 16, 16)
+    assert half.train.inputs.dtype == torch.uint8
+    corner = whole.train.inputs[:, :, :2, :2].float().mean((2, 3))
+    assert torch.equal(half.train.inputs[:, :, 0, 0], corner.round().to(torch.uint8))
+    for part in ("train", "validation"):
+        assert torch.equal(getattr(half, part).targets, getattr(whole, part).targets)
+    test = half.test.open_for_final_report()
+    assert test.inputs.shape[1:] == (3, 16, 16)
+
+
+@pytest.mark.parametrize("name", ["fashion_varied", "cifar10_varied"])
+def test_families_of_photographs_and_clothes_play_their_hosts(name, tmp_path, fashion):
+    family = replace(get_task(name), epochs=2)
+    root = fashion if name == "fashion_varied" else write_batches(tmp_path, count=1200)
+    pool = family.load(root)
+    population = Population(family, [1, 3], splits=pool)
+    for run in population.runs:
+        assert len(run.splits.train) == run.variation.examples
+        assert run.task.lr == run.variation.lr
+    assert {run.variation.depth for run in population.runs} == {2, 3}
+    population.train_epoch()
+    population.evaluate()
 
 
 def test_one_missing_file_is_named(broken):

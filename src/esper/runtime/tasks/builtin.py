@@ -198,6 +198,50 @@ FASHION_MNIST = replace(
     augment=False,
 )
 
+FASHION_VARIED = replace(
+    FASHION_MNIST,
+    name="fashion_varied",
+    summary="clothing at 14 x 14, hosts of other examples, noise, width, depth and rate",
+    load=partial(data.load_half_size, load=data.load_fashion_mnist),
+    build_host=partial(build_cnn_host, blocks=2, in_channels=1, image_size=14),
+    batch=32,
+    lr=0.1,
+    epochs=24,
+    budget=8.0,
+    varies=Variety(
+        variations=4096,
+        examples=Span(120, 2000, "log"),
+        noise=Span(0, 0.4, exact=0.5),
+        width=Span.of(2, 3, 4, 6, 8),
+        depth=Span(2, 3),
+        lr=Span(0.03, 0.2, "log"),
+        build_host=partial(_varied_cnn, in_channels=1, image_size=14),
+    ),
+)
+
+CIFAR10_VARIED = replace(
+    CIFAR10,
+    name="cifar10_varied",
+    summary="photographs at 16 x 16, hosts of other examples, noise, width, depth and rate",
+    load=partial(data.load_half_size, load=data.load_cifar10),
+    build_host=partial(build_cnn_host, blocks=2, image_size=16),
+    batch=32,
+    lr=0.1,
+    # a shift by 4 of 16 pixels is too much
+    augment=False,
+    epochs=24,
+    budget=8.0,
+    varies=Variety(
+        variations=4096,
+        examples=Span(200, 3000, "log"),
+        noise=Span(0, 0.3, exact=0.5),
+        width=Span.of(3, 4, 6, 8, 12),
+        depth=Span(2, 3),
+        lr=Span(0.03, 0.2, "log"),
+        build_host=partial(_varied_cnn, in_channels=3, image_size=16),
+    ),
+)
+
 BUILT_IN = (
     DIGITS,
     DIGITS_VARIED,
@@ -208,7 +252,9 @@ BUILT_IN = (
     SHAKESPEARE,
     TINYSTORIES,
     FASHION_MNIST,
+    FASHION_VARIED,
     CIFAR10,
+    CIFAR10_VARIED,
     CIFAR10_DEEP,
     CIFAR10_RESNET,
 )

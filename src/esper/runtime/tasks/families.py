@@ -294,7 +294,12 @@ def variation_of(task: "Task", seed: int) -> Variation | None:
     variety = task.varies
     if variety is None:
         return None
-    return variety.variation(mix_seed(seed, _NUMBERS) % variety.variations)
+    return variety.variation(played_number(seed, variety.variations))
+
+
+def played_number(seed: int, variations: int) -> int:
+    """Return the number that a host seed plays of so many variations."""
+    return mix_seed(seed, _NUMBERS) % variations
 
 
 class HostTask(NamedTuple):

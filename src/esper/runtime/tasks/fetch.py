@@ -62,17 +62,20 @@ _SHAKESPEARE = RemoteFile(
     "shakespeare/input.txt",
     "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
+_FASHION = (
+    _fashion("train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    _fashion("train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
+    _fashion("t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
+    _fashion("t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
+)
 # Files by the name of their task.
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
     "cifar10": (_CIFAR10,),
     "cifar10_deep": (_CIFAR10,),
     "cifar10_resnet": (_CIFAR10,),
-    "fashion_mnist": (
-        _fashion("train-images-idx3-ubyte.gz", "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        _fashion("train-labels-idx1-ubyte.gz", "md5:25c81989df183df01b3e8a0aad5dffbe"),
-        _fashion("t10k-images-idx3-ubyte.gz", "md5:bef4ecab320f06d8554ea6380940ec79"),
-        _fashion("t10k-labels-idx1-ubyte.gz", "md5:bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
+    "cifar10_varied": (_CIFAR10,),
+    "fashion_mnist": _FASHION,
+    "fashion_varied": _FASHION,
     "shakespeare": (_SHAKESPEARE,),
     "tinystories": (_stories("TinyStories-train.txt"), _stories("TinyStories-valid.txt")),
 }

@@ -16,7 +16,9 @@ BUILT_IN_NAMES = (
     "shakespeare",
     "tinystories",
     "fashion_mnist",
+    "fashion_varied",
     "cifar10",
+    "cifar10_varied",
     "cifar10_deep",
     "cifar10_resnet",
 )

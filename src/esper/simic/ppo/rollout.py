@@ -185,6 +185,21 @@ class Rollout:
         self.final_values[step] = torch.nan if finals is None else finals.detach()
         self.length += 1
 
+    def repeat_last_step(self) -> None:
+        """Store the step before once more, as one that is not valid.
+
+        It stands for the rest of rows whose environments have shorter episodes than others.
+        """
+        step = self.length
+        stored = (self.states, self.choices, self.log_probs, self.values, *self.masks.values())
+        for numbers in stored:
+            numbers[step] = numbers[step - 1]
+        self.rewards[step] = 0.0
+        self.final_values[step] = torch.nan
+        for flags in (self.terminated, self.truncated, self.valid, self.starts):
+            flags[step] = False
+        self.length += 1
+
     def finish(self, values: Tensor, hidden: Hidden) -> None:
         """Close the rollout: values of the observations it broke off at, the state before them."""
         for kept, now in zip(self.end_hidden, hidden, strict=True):

@@ -49,10 +49,10 @@ class PPOSettings(Configuration):
     max_grad_norm: float = Field(default=0.5, gt=0)
     """gradients of the whole network are clipped to this norm together"""
     hidden_dim: int = Field(
-        default=128, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM"
+        default=64, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM"
     )
     head_dim: int = Field(
-        default=64, ge=1, le=MOST_WIDTH, description="width of the layer inside each head"
+        default=32, ge=1, le=MOST_WIDTH, description="width of the layer inside each head"
     )
     compile: str | None = None
     """backend for torch.compile of the network while it learns, such as "inductor"; None = not
@@ -103,3 +103,5 @@ class PPOConfig(PPOSettings):
     """
 
     horizon: int = Field(default=256, ge=1, description="steps of every environment in one rollout")
+    hidden_dim: int = Field(default=128, ge=1, le=MOST_WIDTH)
+    head_dim: int = Field(default=64, ge=1, le=MOST_WIDTH)
