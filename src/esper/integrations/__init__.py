@@ -107,10 +107,13 @@ class Stepper:
         for event in self.garden.step(self.evaluate, self.garden.loss_meter.take()):
             if is_first():
                 print(event)
-        self.log(read_growth(self.garden))
+        self.log_growth(read_growth(self.garden))
 
-    def log(self, growth: dict[str, float]) -> None:
-        """Pass numbers about growth to the framework's own loggers."""
+    def log_growth(self, growth: dict[str, float]) -> None:
+        """Pass numbers about growth to the framework's own loggers.
+
+        It is not called `log`: Lightning puts its module's `log` into every callback.
+        """
         raise NotImplementedError
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
