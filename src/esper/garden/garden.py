@@ -65,7 +65,8 @@ class Garden(PlantingByHand, TakingHome):
         model: the `MorphogeneticModel` to train; it is called like the host.
         policy: what decides; `policy_name` names it.
         memory: what the policy remembers.
-        by_hand: slots whose live seed `plant` planted.
+        by_hand: slots whose live seed no standing order keeps: `plant` planted it, or a policy
+            before this one measured it and left it undecided.
         epoch: how many steps were made.
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.
