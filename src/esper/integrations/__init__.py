@@ -107,9 +107,10 @@ class Stepper:
         for event in self.garden.step(self.evaluate, self.garden.loss_meter.take()):
             if is_first():
                 print(event)
-        self.log(read_growth(self.garden))
+        self.log_growth(read_growth(self.garden))
 
-    def log(self, growth: dict[str, float]) -> None:
+    # a method `log` would be lost: Lightning puts its module's own over that of every callback
+    def log_growth(self, growth: dict[str, float]) -> None:
         """Pass numbers about growth to the framework's own loggers."""
         raise NotImplementedError
 
