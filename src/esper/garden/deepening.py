@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.garden.joining import Optimizers, join_originals, list_optimizers, require_cover
 from esper.kasmina.copies.copying import Site, zeroed_copy
 from esper.kasmina.copies.counting import UndescribedError, fields_that_tell_members_apart
 from esper.kasmina.copies.eligibility import study_zeros
@@ -30,7 +31,7 @@ from esper.kasmina.plain import grafts_of
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.proving import Batch, find_difference, find_unequal, record_trials
 from esper.kasmina.slot import has_slots
-from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, SettingError, UnknownNameError
 
 
 @torch.inference_mode(mode=False)  # what is made here is trained later
@@ -40,7 +41,7 @@ def deepen(
     *,
     layers: str | None = None,
     identity: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     example: Example | None = None,
 ) -> nn.Module:
     """Make a model of `to` layers, in place: its own layers and copies of them.
@@ -56,7 +57,8 @@ def deepen(
         identity: whether copies change nothing at first: the last layer of each residual branch
             is zero. Needs `example`.
         optimizer: takes the new parameters into the groups of their originals; all other state
-            stays.
+            stays. Of several, as in `[muon, adamw]`, each parameter of a copy goes to the one that
+            holds its original.
         example: one batch, as the model takes it. It is proven on it that all layers run in order.
             An `nn.Sequential` and language models of transformers do without.
 
@@ -65,7 +67,8 @@ def deepen(
 
     Raises:
         HostError: the model cannot have copies of its layers.
-        OptimizerError: the optimiser cannot take up new parameters one by one.
+        OptimizerError: an optimiser cannot take up new parameters one by one, or a parameter that
+            learns is in none.
         SettingError: `to` is not larger than the number of layers, or `example` is missing.
         UnknownNameError: the model has no such list.
 
@@ -81,7 +84,8 @@ def deepen(
         >>> torch.equal(model[2].weight, model[1].weight)
         True
     """
-    _refuse_unfit(model, optimizer, identity, example)
+    optimizers = None if optimizer is None else list_optimizers(optimizer)
+    _refuse_unfit(model, identity, example)
     path = _find_layers(model, layers)
     old = members_of(model.get_submodule(path))
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
@@ -94,9 +98,12 @@ def deepen(
         reason = refuse_parts(member)
         if reason is not None:
             raise HostError(f"no copy can follow {stack.name_of(source)}: {reason}.")
+    if optimizers is not None:
+        named = [(stack.name_of(source), member) for source, member in enumerate(old)]
+        require_cover(optimizers, named, parameters_outside(model, old))
     layout = stack.grow(to, _example_for(model, path, example))
-    if optimizer is not None:
-        _extend(optimizer, layout, old)
+    if optimizers is not None:
+        join_originals(optimizers, model, layout, old)
     if saves_adapters_alone(model):
         warnings.warn(ADAPTERS_ALONE, stacklevel=2)
     return model
@@ -257,6 +264,16 @@ class Proof:
         return None
 
 
+def parameters_outside(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of a network that modules other than these layers hold: copies share them."""
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    outside: list[nn.Parameter] = []
+    for module in model.modules():
+        if id(module) not in inside:
+            outside += module.parameters(recurse=False)
+    return outside
+
+
 def _is_finite(tensor: torch.Tensor) -> bool:
     return tensor.layout is not torch.strided or bool(tensor.isfinite().all())
 
@@ -339,9 +356,7 @@ def _example_for(model: nn.Module, path: str, example: Example | None) -> Exampl
     return inputs
 
 
-def _refuse_unfit(
-    model: nn.Module, optimizer: Any, identity: bool, example: Example | None
-) -> None:
+def _refuse_unfit(model: nn.Module, identity: bool, example: Example | None) -> None:
     """Refuse what cannot be deepened, before anything is copied."""
     if isinstance(model, MorphogeneticModel) or has_slots(model):
         raise HostError(
@@ -356,15 +371,6 @@ def _refuse_unfit(
     if identity and example is None:
         raise SettingError(
             "identity=True finds by trying which layers to zero; pass example=, one batch."
-        )
-    if optimizer is None:
-        return
-    # some make the state of a parameter when they are built, and would have none for a new one
-    makes_state_early = isinstance(optimizer, torch.optim.Adagrad | torch.optim.LBFGS)
-    if makes_state_early or not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptimizerError(
-            f"{type(optimizer).__name__} cannot take up new parameters one by one. Use SGD, Adam, "
-            f"AdamW or another, or build it after esper.deepen."
         )
 
 
@@ -408,19 +414,3 @@ def _is_at(path: str, other: str) -> bool:
 def _is_inside(path: str, others: Iterable[str]) -> bool:
     """Whether one of the other lists holds this one; the model itself has the path ''."""
     return any(path.startswith(f"{other}." if other else "") for other in others if other != path)
-
-
-def _extend(optimizer: torch.optim.Optimizer, layout: list[Member], old: list[nn.Module]) -> None:
-    """Let copies join the groups of their originals, without history."""
-    groups: dict[int, dict[str, Any]] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            groups[id(parameter)] = group
-    for member in layout:
-        originals = old[member.source].parameters()
-        for parameter, original in zip(member.module.parameters(), originals, strict=True):
-            if id(original) in groups and id(parameter) not in groups:
-                group = groups[id(original)]
-                group["params"].append(parameter)
-                # names that were passed at construction cannot be kept true
-                group.pop("param_names", None)
