@@ -59,7 +59,7 @@ def test_groups_are_those_of_a_network_that_was_built_as_deep():
 
 def test_a_parameter_that_no_optimiser_holds_is_an_error_and_the_model_is_as_before():
     model = GPT()
-    muon, adamw = muon_and_adamw(model)
+    muon, _ = muon_and_adamw(model)
     before = (list(model.state_dict()), ids_of(muon))
     with pytest.raises(OptimizerError, match=r"blocks\.0\.\S+ and \d+ more .*Muon does not hold"):
         esper.deepen(model, 4, optimizer=muon, example=TOKENS)

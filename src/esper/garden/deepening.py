@@ -2,8 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from esper.garden.joining import Optimizers, join_originals, list_optimizers, require_cover
+from esper.garden.shared_code import follow_compiled
 from esper.kasmina.copies.copying import Site, zeroed_copy
 from esper.kasmina.copies.counting import UndescribedError, fields_that_tell_members_apart
 from esper.kasmina.copies.eligibility import study_zeros
@@ -86,7 +87,7 @@ def deepen(
     """
     optimizers = None if optimizer is None else list_optimizers(optimizer)
     _refuse_unfit(model, identity, example)
-    path = _find_layers(model, layers)
+    path = find_layers(model, layers)
     old = members_of(model.get_submodule(path))
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
         raise SettingError(
@@ -112,11 +113,22 @@ def deepen(
 class Stack:
     """A list of layers that gets copies, and the proof that the network can have them."""
 
-    def __init__(self, model: nn.Module, path: str, old: list[nn.Module], identity: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        path: str,
+        old: list[nn.Module],
+        identity: bool = False,
+        make: Callable[[nn.Module], nn.Module] | None = None,
+    ):
         self.model = model
         self.path = path
         self.old = old
         self.identity = identity
+        self.make = make
+        """what stands for a copy of a layer; by default a plain copy"""
+        self.undo = ExitStack()
+        """closed, it makes the network as it was"""
         self.zeroed: dict[int, Mapping[str, float]] = {}
         """for each original what to zero in its copies"""
         self.zero_problems: dict[int, str | None] = {}
@@ -130,12 +142,26 @@ class Stack:
     def grow(self, to: int, example: Example | None) -> list[Member]:
         """Put copies into the list in the first order that the network can have."""
         proof = None if example is None else Proof(self, example)
+        find_problem = None if proof is None else proof.find_problem
+        return self._place(to, find_problem)
+
+    def try_out(self, to: int, example: Example | None) -> None:
+        """Put stand-ins for copies into the list, which hand on what they get; or refuse it."""
+        proof = None if example is None else Proof(self, example)
+        find_problem = None if proof is None else proof.find_disorder
+        with warnings.catch_warnings(action="ignore"):  # growing says it, when it does it
+            self._place(to, find_problem)
+        self.undo.close()
+
+    def _place(
+        self, to: int, find_problem: Callable[[Sequence[Member]], str | None] | None
+    ) -> list[Member]:
         problems: list[ValueError] = []
         for sources in _orders(self.old, to):
             try:
                 layout = self._layout_of(sources)
-                accept = _accept_all if proof is None else partial(proof.find_problem, layout)
-                restack(self.model, self.path, layout, accept)
+                accept = _accept_all if find_problem is None else partial(find_problem, layout)
+                self.undo = restack(self.model, self.path, layout, accept)
             except ValueError as problem:
                 problems.append(problem)
                 continue
@@ -143,7 +169,7 @@ class Stack:
                 warnings.warn(
                     f"the layers of {self.path} are copied as {_shown(sources)}: they cannot be "
                     f"copied evenly, since {problems[0]}.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return layout
         raise HostError(
@@ -171,13 +197,19 @@ class Stack:
         copies = self._copies.setdefault(source, [])
         while len(copies) <= number:
             original = self.old[source]
-            site = Site(original, self.model, zeroed=self.zeroed.get(source, {}))
-            copied = zeroed_copy(0, site).body
-            for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
-                new.requires_grad_(parameter.requires_grad)
-            follow_flags(original, copied)
+            copied = self._plain_copy(source) if self.make is None else self.make(original)
             copies.append(copied)
         return copies[number]
+
+    def _plain_copy(self, source: int) -> nn.Module:
+        original = self.old[source]
+        site = Site(original, self.model, zeroed=self.zeroed.get(source, {}))
+        copied = zeroed_copy(0, site).body
+        for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
+            new.requires_grad_(parameter.requires_grad)
+        follow_flags(original, copied)
+        follow_compiled(original, copied)
+        return copied
 
     def _name_fields(self, problem: ValueError) -> str:
         """The fields of the configuration that stand in the way, in words."""
@@ -220,9 +252,9 @@ class Proof:
 
     def find_problem(self, layout: Sequence[Member]) -> str | None:
         """Why the network is not right with this list; None if it is."""
-        return self._find_disorder(layout) or self._find_failure()
+        return self.find_disorder(layout) or self._find_failure()
 
-    def _find_disorder(self, layout: Sequence[Member]) -> str | None:
+    def find_disorder(self, layout: Sequence[Member]) -> str | None:
         """Whether copies that hand on what they get change anything."""
         stack, model = self.stack, self.stack.model
         members = [member.module for member in layout]
@@ -374,7 +406,7 @@ def _refuse_unfit(model: nn.Module, identity: bool, example: Example | None) -> 
         )
 
 
-def _find_layers(model: nn.Module, name: str | None) -> str:
+def find_layers(model: nn.Module, name: str | None) -> str:
     """The list to deepen: the one that is named, or the only one with members of one class."""
     lists: dict[str, nn.ModuleList | nn.Sequential] = {}
     for path, module in model.named_modules():
