@@ -58,6 +58,10 @@ def adamw(model):
     return [torch.optim.AdamW(model.parameters(), lr=3e-3)]
 
 
+def sgd(model):
+    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)]
+
+
 def schedule(model, optimizers, **options):
     settings = {"layers": "blocks", "to": 4, "total": TOTAL, "plan": PLAN} | options
     return esper.DepthSchedule(model, optimizers, **settings)

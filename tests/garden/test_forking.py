@@ -15,14 +15,11 @@ from garden.depths import (
     build,
     loss_of,
     schedule,
+    sgd,
     split,
     train,
     values_of,
 )
-
-
-def sgd(model):
-    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)]
 
 
 @pytest.mark.parametrize("optimizers_of", [split, adamw, sgd], ids=["muon", "adamw", "sgd"])

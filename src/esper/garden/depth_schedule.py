@@ -112,6 +112,8 @@ class DepthSchedule:
         self.optimizers: list[torch.optim.Optimizer] = []
         if optimizers is not None:
             self.attach(optimizers)
+        for ddp in wrapped.ddps:
+            refuse_unfit_ddp(ddp)
         self._try_out(example)
         warn_of_compilations(wrapped, len(self.shares), layers)
 
