@@ -94,7 +94,7 @@ def test_muon_is_as_close_to_an_unsharded_run_as_without_growth(tmp_path):
     (grown, kept), _ = values_of_ranks(tmp_path, in_group(work))
     model = build_exact()
     train(model, split(model))
-    assert 1e-5 < distance(kept, values_of(model))
+    assert distance(kept, values_of(model)) > 1e-5
     assert distance(grown, alone()) < 2 * distance(kept, values_of(model)) < 0.05
 
 
