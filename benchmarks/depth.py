@@ -13,8 +13,8 @@ Two parts, one core each, seconds of the processor:
 import argparse
 import json
 import os
-import runpy
 import statistics
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -26,7 +26,9 @@ from torch import nn
 
 import esper
 
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "pretrain_gpt.py"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import pretrain_gpt
+
 ARMS = ("eager", "whole", "layers")
 
 
@@ -37,7 +39,7 @@ def now() -> float:
 
 def build(layers: int, width: int) -> nn.Module:
     torch.manual_seed(0)
-    return EXAMPLE["GPT"](layers, width, width // 64)
+    return pretrain_gpt.GPT(layers, width, width // 64)
 
 
 class Arm:
@@ -63,7 +65,7 @@ class Arm:
 
     def step(self, tokens: torch.Tensor) -> float:
         began = now()
-        EXAMPLE["train_step"](self.call, self.optimizers, tokens)
+        pretrain_gpt.train_step(self.call, self.optimizers, tokens)
         return now() - began
 
 
@@ -109,7 +111,7 @@ def measure_growth() -> dict[str, object]:
     plan = {layers: (layers - 14) / 8 for layers in range(15, 19)}
     depth = esper.DepthSchedule(model, optimizers, layers="blocks", to=18, total=8, plan=plan)
     created = time.perf_counter() - began
-    EXAMPLE["train_step"](model, optimizers, tokens)
+    pretrain_gpt.train_step(model, optimizers, tokens)
     parameters = sum(p.numel() for p in model.parameters())
     clock, processor = [], []
     while depth.depth < 18:

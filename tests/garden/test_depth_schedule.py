@@ -439,3 +439,14 @@ def test_copies_that_never_run_are_an_error_at_the_next_step():
     assert len(model.blocks) == 3
     with pytest.raises(EsperError, match=r"blocks\.2 got no gradient.*Loop over the list"):
         train(model, optimizers, depth, range(6, 8))
+
+
+def test_steps_without_a_backward_between_them_say_nothing_about_copies():
+    model = build()
+    optimizers = adamw(model)
+    depth = schedule(model, optimizers)
+    train(model, optimizers, depth, range(6))
+    assert depth.depth == 3
+    assert not depth.step(tokens=0)
+    assert not depth.step(tokens=0)
+    train(model, optimizers, depth, range(6, STEPS))

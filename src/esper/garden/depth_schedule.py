@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -108,7 +109,7 @@ class DepthSchedule:
         self.grown: list[int] = []
         """the depths so far, in order, without the first"""
         self._followers: list[nn.Module] = []
-        self._unproven: list[tuple[nn.Module, nn.Module]] = []
+        self._unproven: list[Unproven] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         if optimizers is not None:
             self.attach(optimizers)
@@ -220,7 +221,7 @@ class DepthSchedule:
                     join_originals(self.optimizers, network, layout, old)
                     originals = {id(member) for member in old}
                     self._unproven = [
-                        (member.module, old[member.source])
+                        Unproven(member.module, old[member.source])
                         for member in layout
                         if id(member.module) not in originals
                     ]
@@ -238,12 +239,13 @@ class DepthSchedule:
 
     def _prove_copies_ran(self) -> None:
         """Refuse copies that got no gradient while their originals got one."""
-        pending: list[tuple[nn.Module, nn.Module]] = []
-        for copied, original in self._unproven:
-            if not _has_gradient(original):
-                pending.append((copied, original))
-            elif not _has_gradient(copied):
-                number = next(n for n, member in enumerate(self._members()) if member is copied)
+        pending: list[Unproven] = []
+        for pair in self._unproven:
+            if not pair.has_original_run():
+                pending.append(pair)
+            elif all(parameter.grad is None for parameter in pair.copied.parameters()):
+                members = self._members()
+                number = next(n for n, member in enumerate(members) if member is pair.copied)
                 raise HostError(
                     f"{self._name_of(number)} got no gradient: the network goes through "
                     f"{self._path} by a number or a list of its own. Loop over the list itself."
@@ -281,8 +283,25 @@ class DepthSchedule:
         return token_shares(self.start, self.to, layer, sum(rest.values()))
 
 
-def _has_gradient(layer: nn.Module) -> bool:
-    return any(parameter.grad is not None for parameter in layer.parameters())
+class Unproven:
+    """A copy of which no step has shown yet that the network runs it, and its original."""
+
+    def __init__(self, copied: nn.Module, original: nn.Module):
+        self.copied = copied
+        self.original = original
+        self.seen: list[tuple[Any, int]] = []
+        """the original's gradients when it was copied, weakly, and their versions"""
+        for parameter in original.parameters():
+            grad = parameter.grad
+            self.seen.append((lambda: None, 0) if grad is None else (ref(grad), grad._version))
+
+    def has_original_run(self) -> bool:
+        """Whether the original has got gradients since then that are still there."""
+        for parameter, (old, version) in zip(self.original.parameters(), self.seen, strict=True):
+            grad = parameter.grad
+            if grad is not None and (old() is not grad or grad._version != version):
+                return True
+        return False
 
 
 def _copier(network: nn.Module) -> Any:
