@@ -134,7 +134,7 @@ def take_home(call, optimizers, data: Data, steps: int, folder: Path) -> None:
 def main(options: argparse.Namespace) -> None:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
-        distributed.init_process_group()
+        distributed.init_process_group("gloo")
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     text = read(options.text, options.most_bytes)
@@ -167,7 +167,7 @@ def main(options: argparse.Namespace) -> None:
         distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -181,4 +181,8 @@ if __name__ == "__main__":
     parser.add_argument("--most-bytes", type=int, default=2**24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="compile layer by layer")
-    main(parser.parse_args())
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(parse())

@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import esper
+from esper.garden import depth_schedule
 from esper.leyline.errors import HostError
 from garden.depths import (
     PLAN,
@@ -25,6 +28,7 @@ from garden.depths import (
 )
 from garden.test_processes import in_group
 from garden.test_processes import values_of as values_of_ranks
+from simic.team_workers import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -229,3 +233,41 @@ def test_a_ddp_that_new_layers_cannot_follow_is_refused(tmp_path):
         return len(model.blocks)
 
     assert values_of_ranks(tmp_path, in_group(work)) == [2, 2]
+
+
+def test_a_run_that_is_killed_while_it_grows_resumes_bit_for_bit(tmp_path):
+    path = tmp_path / "run.pt"
+
+    def work(rank):
+        model = build()
+        optimizers = split(model)
+        depth = schedule(model, optimizers)
+        joined = depth_schedule.join_originals
+
+        def die(*given):
+            joined(*given)
+            if len(model.blocks) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        depth_schedule.join_originals = die
+        for number in range(STEPS):
+            train(model, optimizers, depth, [number])
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            torch.save((number, depth.state_dict(), model.state_dict(), states), path)
+
+    (ended,) = run_ranks(tmp_path / "killed", 1, work)
+    assert ended.code not in (0, 2, 99)
+    number, plan, weights, states = torch.load(path)
+    model = build(seed=4)
+    optimizers = split(model)
+    depth = schedule(model, optimizers)
+    depth.load_state_dict(plan)
+    assert len(model.blocks) == 3
+    model.load_state_dict(weights)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
+    train(model, optimizers, depth, range(number + 1, STEPS))
+    whole = build()
+    others = split(whole)
+    train(whole, others, schedule(whole, others))
+    assert digest(model) == digest(whole)

@@ -345,6 +345,7 @@ REFUSALS = {
     "other shapes": (wider, {}, HostError, r"blocks\.2, a Block, is built differently"),
     "compiled by itself": (compiled_alone, {}, HostError, r"blocks\.1.*esper\.compile_layers"),
     "growing": (growing, {}, HostError, r"harvest\(\)"),
+    "data parallel": (lambda: nn.DataParallel(build()), {}, HostError, "DistributedDataParallel"),
     "to below": (build, {"to": 1}, SettingError, "to is 1.*the|blocks has 2"),
     "to no number": (build, {"to": "4"}, SettingError, "'4'"),
     "total": (build, {"total": 0}, SettingError, "total is 0"),

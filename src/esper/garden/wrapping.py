@@ -95,7 +95,9 @@ def rebuild_reducer(ddp: DistributedDataParallel) -> None:
     state._module_parameters = [
         parameter for name, parameter in ddp.module.named_parameters() if name not in ignored
     ]
-    # before the new one is built: the old one takes its hooks off the parameters when it goes
+    # a parameter whose gradient two of them reduce would be reduced twice
+    if vars(ddp).get("reducer") is not None:
+        state._remove_autograd_hooks()
     state.logger = None
     state.reducer = None
     parameters, is_sparse = state._build_params_for_reducer()
