@@ -1,6 +1,7 @@
 """docs/pretraining.md: every cell of the table "What works where" is a test that there is."""
 
 import ast
+import json
 import re
 
 import pytest
@@ -130,3 +131,17 @@ def test_every_cell_is_a_test(name):
             assert function in [
                 node.name for node in tree.body if isinstance(node, ast.FunctionDef)
             ]
+
+
+def test_the_costs_on_the_page_are_those_of_the_record():
+    record = json.loads((ROOT / "benchmarks" / "results" / "depth.json").read_text())
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    steps, growth = record["steps"], record["growth"]
+    assert steps["layers_over_whole"] < 1.05
+    assert f"takes {100 * (steps['layers_over_whole'] - 1):.0f} % longer" in page
+    after = steps["next_step_seconds"]
+    assert f"{after['layers']:.1f} s in place of {after['whole']:.1f} s" in page
+    slowest = max(growth["growth_seconds_clock"])
+    assert slowest < 1
+    assert round(growth["parameters"] / 1e7) == 10
+    assert f"takes {slowest:.2f} s at 100 M parameters" in page
