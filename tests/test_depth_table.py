@@ -21,6 +21,12 @@ ROWS = {
         (FORKS, "test_a_fork_goes_on_as_the_first_bit_for_bit_and_shares_nothing"),
         (COMPILING, "test_growing_compiles_nothing_and_the_run_is_that_of_plain_layers"),
     ),
+    "models of transformers": (
+        (SCHEDULE, "test_a_model_of_transformers_keeps_its_configuration_true"),
+        (FRAMEWORKS, "test_a_trainers_model_gets_deeper_and_its_checkpoints_resume_bit_for_bit"),
+        None,
+        (COMPILING, "test_layers_of_transformers_compile_once_and_growing_compiles_nothing"),
+    ),
     "accumulation": (
         (SCHEDULE, "test_gradient_accumulation_counts_the_tokens_of_all_its_batches"),
         None,
@@ -87,8 +93,8 @@ ROWS = {
         None,
         None,
     ),
-    "Trainer": (
-        (FRAMEWORKS, "test_a_trainers_model_gets_deeper_and_its_checkpoints_resume_bit_for_bit"),
+    "Trainer, one process and DDP": (
+        (FRAMEWORKS, "test_a_trainer_with_ddp_deepens_all_processes_alike_and_resumes"),
         (FRAMEWORKS, "test_a_trainers_model_gets_deeper_and_its_checkpoints_resume_bit_for_bit"),
         None,
         None,

@@ -63,6 +63,31 @@ def test_growing_compiles_nothing_and_the_run_is_that_of_plain_layers(backend):
     close(model, plain)
 
 
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_of_transformers_compile_once_and_growing_compiles_nothing(checkpoints):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2)
+    model = transformers.LlamaForCausalLM(config).train()
+    if checkpoints:
+        model.gradient_checkpointing_enable()
+    esper.compile_layers(model, "model.layers", backend="aot_eager")
+    optimizers = adamw(model)
+    depth = schedule(model, optimizers, layers="model.layers")
+
+    def loss(call, tokens):
+        return call(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+    train(model, optimizers, depth, range(2), loss=loss)
+    before = compilations()
+    assert before[1] == 1
+    train(model, optimizers, depth, range(2, STEPS), loss=loss)
+    assert depth.grown == [3, 4]
+    assert compilations() == before
+    assert all(layer.gradient_checkpointing is checkpoints for layer in model.model.layers)
+
+
 def test_esper_deepen_compiles_nothing_either():
     model = build()
     esper.compile_layers(model, "blocks", backend="aot_eager")
@@ -106,7 +131,7 @@ def test_evaluation_and_autocast_run_compiled_layers_too():
 def test_many_models_in_one_process_do_not_use_up_torchs_limit_of_compilations():
     for width in range(8, 8 + 2 * torch._dynamo.config.recompile_limit, 2):
         model = build(width=width)
-        esper.compile_layers(model, "blocks", backend="aot_eager")
+        esper.compile_layers(model, "blocks", backend="eager")
         before = compilations()
         loss_of(model, batch(0)).backward()
         assert compilations()[1] > before[1]
@@ -114,7 +139,7 @@ def test_many_models_in_one_process_do_not_use_up_torchs_limit_of_compilations()
 
 def test_a_model_that_is_compiled_as_a_whole_works_and_says_what_growth_costs():
     model, plain = build(), build()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="eager")
     optimizers, others = adamw(model), adamw(plain)
     said = r"each of its 2 growths compiles it again.*compile_layers\(model, 'blocks'\)"
     with pytest.warns(UserWarning, match=said) as caught:

@@ -185,11 +185,10 @@ def make_trainer(folder, model=None, **options):
     arguments = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=3,
-        per_device_train_batch_size=4,
         learning_rate=5e-3,
         use_cpu=True,
         disable_tqdm=True,
-        **{**settings, **options},
+        **{"per_device_train_batch_size": 4, **settings, **options},
     )
     trainer = transformers.Trainer(
         model or tiny_llama(), arguments, train_dataset=TRAIN, eval_dataset=TRAIN
@@ -211,6 +210,26 @@ def test_a_trainers_model_gets_deeper_and_its_checkpoints_resume_bit_for_bit(tmp
     folder = tmp_path / "checkpoint-18"
     loaded = transformers.LlamaForCausalLM.from_pretrained(folder)
     assert equal(values_of(loaded), values_of(trainer.model))
+
+
+@pytest.mark.ranks
+def test_a_trainer_with_ddp_deepens_all_processes_alike_and_resumes(tmp_path):
+    def work(rank):
+        def run(checkpoint=None):
+            # 24 texts, 2 on each of 2 processes: 18 steps, as in one process
+            options = {"per_device_train_batch_size": 2, "ddp_backend": "gloo"}
+            trainer, depth = make_trainer(tmp_path / "run", **options)
+            trainer.train(resume_from_checkpoint=checkpoint)
+            wrapper = type(trainer.model_wrapped).__name__
+            return values_of(trainer.model), depth.grown, wrapper
+
+        whole, grown, wrapper = run()
+        resumed, again, _ = run(str(tmp_path / "run" / "checkpoint-8"))
+        return whole, grown, again, wrapper, equal(whole, resumed)
+
+    (one, *facts), (other, *others) = values_of_ranks(tmp_path, work, seconds=200)
+    assert facts == others == [[3, 4], [3, 4], "DistributedDataParallel", True]
+    assert equal(one, other)
 
 
 def test_a_trainer_that_would_go_back_is_refused_and_so_is_another_checkpoint(tmp_path):
