@@ -145,6 +145,7 @@ def test_a_communication_hook_of_ddp_reduces_new_layers_too(tmp_path):
         train(wrapped, optimizers, depth, share=own_share())
         calls.clear()
         train(wrapped, optimizers, depth, [0], own_share())
+        assert len(wrapped._module_parameters) == len(list(model.parameters()))
         return digest(model), sum(calls), sum(p.numel() for p in model.parameters())
 
     first, second = values_of_ranks(tmp_path, in_group(work))

@@ -157,6 +157,40 @@ def test_new_layers_have_the_mixed_precision_of_the_others(tmp_path):
     assert_close(one, half_plain())
 
 
+@pytest.mark.parametrize("frees", [True, False])
+def test_new_layers_free_their_weights_after_forward_as_the_others_do(frees, tmp_path):
+    def work(rank):
+        model = shard(build(), reshard_after_forward=frees)
+        optimizers = sgd(model)
+        depth = schedule(model, optimizers)
+        train(model, optimizers, depth)
+        with torch.no_grad():
+            loss_of(model, batch(0))
+        return [type(block.up.weight.data).__name__ for block in model.blocks]
+
+    kind = "DTensor" if frees else "Tensor"
+    assert values_of_ranks(tmp_path, in_group(work)) == [[kind] * 4] * 2
+
+
+def test_what_was_set_on_sharded_layers_holds_for_new_ones(tmp_path):
+    """Gradients are added up here, and not averaged: twice as large on two processes."""
+
+    def work(rank):
+        model = shard(build_exact())
+        for part in (model, *model.blocks):
+            part.set_gradient_divide_factor(1.0)
+        optimizers = sgd(model)
+        train(model, optimizers, schedule(model, optimizers), share=own_share())
+        return gathered(model)
+
+    one, _ = values_of_ranks(tmp_path, in_group(work))
+    model = build_exact()
+    optimizers = sgd(model)
+    depth = schedule(model, optimizers)
+    train(model, optimizers, depth, loss=lambda call, tokens: 2 * loss_of(call, tokens))
+    assert_close(one, values_of(model))
+
+
 def test_offloaded_shards_are_copied_to_where_they_are(tmp_path):
     def work(rank):
         model = shard(build_exact(), offload_policy=CPUOffloadPolicy(pin_memory=False))

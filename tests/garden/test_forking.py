@@ -122,6 +122,9 @@ def test_a_compiled_fork_runs_the_code_of_the_first():
         assert type(second) is type(call)
         if compile_it is not None:
             assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+            compiled = [block._compiled_call_impl for block in (*model.blocks, *second.blocks)]
+            assert len({code.run for code in compiled}) == 1
+            assert compiled[2].layer is second.blocks[0]
 
 
 def test_what_cannot_be_forked_is_refused_in_one_line():

@@ -59,6 +59,7 @@ def test_growing_compiles_nothing_and_the_run_is_that_of_plain_layers(backend):
     train(model, optimizers, depth, range(2, STEPS))
     assert depth.grown == [3, 4]
     assert compilations() == before
+    assert len({block._compiled_call_impl.run for block in model.blocks}) == 1
     train(plain, others, schedule(plain, others))
     close(model, plain)
 
@@ -97,6 +98,7 @@ def test_esper_deepen_compiles_nothing_either():
     esper.deepen(model, 4, optimizer=optimizers, example=batch(0)[:, :-1])
     train(model, optimizers, steps=range(2))
     assert len(model.blocks) == 4
+    assert len({block._compiled_call_impl.run for block in model.blocks}) == 1
     assert compilations() == before
 
 
