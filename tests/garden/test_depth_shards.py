@@ -157,7 +157,7 @@ def test_new_layers_have_the_mixed_precision_of_the_others(tmp_path):
     assert_close(one, half_plain())
 
 
-@pytest.mark.parametrize("frees", [True, False])
+@pytest.mark.parametrize("frees", [True, False, None], ids=["yes", "no", "default"])
 def test_new_layers_free_their_weights_after_forward_as_the_others_do(frees, tmp_path):
     def work(rank):
         model = shard(build(), reshard_after_forward=frees)
@@ -168,7 +168,7 @@ def test_new_layers_free_their_weights_after_forward_as_the_others_do(frees, tmp
             loss_of(model, batch(0))
         return [type(block.up.weight.data).__name__ for block in model.blocks]
 
-    kind = "DTensor" if frees else "Tensor"
+    kind = "Tensor" if frees is False else "DTensor"  # by default all but the root
     assert values_of_ranks(tmp_path, in_group(work)) == [[kind] * 4] * 2
 
 
