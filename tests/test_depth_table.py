@@ -19,7 +19,7 @@ ROWS = {
         (SCHEDULE, "test_growing_changes_nothing_but_the_list"),
         (SCHEDULE, "test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit"),
         (FORKS, "test_a_fork_goes_on_as_the_first_bit_for_bit_and_shares_nothing"),
-        (COMPILING, "test_growing_compiles_nothing_and_the_run_is_that_of_plain_layers"),
+        (COMPILING, "test_muon_and_adamw_train_compiled_layers_through_a_growth"),
     ),
     "models of transformers": (
         (SCHEDULE, "test_a_model_of_transformers_keeps_its_configuration_true"),

@@ -377,6 +377,18 @@ def test_a_schedule_that_cannot_be_kept_is_refused_with_the_model_as_before(
     assert values_of(model).keys() == before.keys()
 
 
+def test_a_proof_on_an_example_leaves_the_network_as_it_was():
+    model = build()
+    before, blocks = values_of(model), list(model.blocks)
+    optimizers = split(model)
+    depth = schedule(model, optimizers, example=batch(0)[:, :-1])
+    assert list(model.blocks) == blocks
+    assert all("forward" not in vars(block) for block in blocks)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    train(model, optimizers, depth)
+    assert depth.depth == 4
+
+
 def test_an_optimiser_that_misses_parameters_is_refused():
     model = build()
     with pytest.raises(OptimizerError, match=r"blocks\.0\.norm\.weight and \d+ more"):
