@@ -17,7 +17,8 @@ take `--list`, which says what is left. A policy is judged after its last round,
 - blinded: it sees other hosts' means in place of what was measured.
 
 `pairs_N` and `shuffled_N` (`policies_tasks.py`) ask what credit by slot is worth: rewards of the
-family `contribution` against `lead` at 3 and at 8 slots. Host seeds that choose plans and means never judge.
+family `contribution` against `lead` at 3 and at 8 slots. `curves` says it by the trainings alone,
+which need no judging. Host seeds that choose plans and means never judge.
 `show` plays the first judged host again on which the policy culled a seed that was measured to harm
 and kept one that was measured to help, and leaves that run in KEEP/shown for `esper report`.
 """
@@ -44,7 +45,7 @@ from policies_jobs import (
     path_of_judgement,
     teach,
 )
-from policies_report import report, show_run
+from policies_report import report, report_curves, show_run
 from records import add_options, claim
 
 Job = tuple[str, Callable[[], str]]
@@ -58,6 +59,10 @@ def main() -> None:
     if options.stage == "report":
         claim(options)
         report(pupils_of(options), options)
+        return
+    if options.stage == "curves":
+        claim(options)
+        report_curves(pupils_of(options), options)
         return
     if options.stage == "show":
         show_run(pupils_of(options), options)
@@ -78,7 +83,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=("teach", "judge", "report", "show"))
+    parser.add_argument("stage", choices=("teach", "judge", "report", "curves", "show"))
     parser.add_argument("--lessons", nargs="+", choices=LESSONS, default=list(LESSONS))
     parser.add_argument("--families", nargs="+", help="of rewards, instead of the lesson's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the training")

@@ -6,6 +6,7 @@ host, so that an interval is over hosts; three trainings are too few to say more
 
 import argparse
 import datetime
+import itertools
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ SCORES = ("test_accuracy", "test_loss", "validation_accuracy")
 COSTS = ("params", "flops", "germinated", "fossilized", "culled")
 POINTS = 40
 """Points of a learning curve that are written down."""
+LAST = 3
+"""Points of a learning curve that count as its end."""
 
 Rows = list[dict[str, Any]]
 
@@ -76,6 +79,51 @@ def report(pupils: Sequence[Pupil], options: argparse.Namespace) -> None:
     for lesson, found in credit.items():
         print(f"\n{lesson}: {json.dumps(found, indent=1)}")
     keep(options, record)
+
+
+def report_curves(pupils: Sequence[Pupil], options: argparse.Namespace) -> None:
+    """Write and print how trainings of two families of rewards went, paired by training seed."""
+    taught = [pupil for pupil in pupils if pupil.is_taught(options.keep)]
+    trainings: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+    for pupil in taught:
+        families = trainings.setdefault(pupil.lesson, {})
+        described = describe_training(pupil, options.keep)
+        families.setdefault(pupil.family, {})[pupil.seed] = described
+    record = {
+        "script": "benchmarks/policies.py",
+        "hardware": hardware("cpu"),
+        "date": datetime.date.today().isoformat(),
+        "trainings": trainings,
+        "credit": {lesson: compare_curves(families) for lesson, families in trainings.items()},
+    }
+    print(json.dumps(record["credit"], indent=1))
+    keep(options, record)
+
+
+def compare_curves(families: Mapping[str, Mapping[int, Any]]) -> dict[str, Any]:
+    """Each pair of families on one lesson: the first one's lead over twins minus the other's.
+
+    Once over all rounds, and once at the end of the learning curves.
+    """
+    compared: dict[str, Any] = {}
+    for first, second in itertools.combinations(families, 2):
+        seeds = sorted(set(families[first]) & set(families[second]))
+        curves = {}
+        for family in (first, second):
+            curves[family] = [families[family][seed]["lead_curve"] for seed in seeds]
+        compared[f"{first} minus {second}"] = {
+            "seeds": seeds,
+            "all rounds": _compare_means(curves[first], curves[second], 0),
+            "last rounds": _compare_means(curves[first], curves[second], -LAST),
+        }
+    return compared
+
+
+def _compare_means(
+    curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]], start: int
+) -> dict[str, Any]:
+    means = [statistics.fmean(curve[start:]) for curve in curves]
+    return asdict(compare_pairs(means, [statistics.fmean(curve[start:]) for curve in others]))
 
 
 # -- reading ---------------------------------------------------------------------------------------

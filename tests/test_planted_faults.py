@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 import esper
-from planted_faults import evidence, growing, learning, loops, promises, shown, trust, updates
+from planted_faults import (
+    deepening,
+    evidence,
+    growing,
+    learning,
+    loops,
+    promises,
+    shown,
+    trust,
+    updates,
+)
 from planted_faults.planting import plant
 
 TESTS = Path(__file__).parent
@@ -23,6 +33,7 @@ FAULTS = [
     *updates.FAULTS,
     *evidence.FAULTS,
     *growing.FAULTS,
+    *deepening.FAULTS,
     *loops.FAULTS,
     *promises.FAULTS,
     *trust.FAULTS,

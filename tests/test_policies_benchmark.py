@@ -270,6 +270,17 @@ def test_arms_are_compared_host_by_host(bench):
     assert described["taught"]["minus never"]["test_accuracy"]["mean"] == pytest.approx(0.2)
 
 
+def test_families_of_rewards_are_compared_training_by_training(bench):
+    curves = {
+        "contribution": {0: {"lead_curve": [0.0, 0.4, 0.4, 0.4]}, 2: None},
+        "lead": {0: {"lead_curve": [0.0, 0.0, 0.1, 0.2]}, 1: None},
+    }
+    found = bench.policies_report.compare_curves(curves)["contribution minus lead"]
+    assert found["seeds"] == [0]
+    assert found["all rounds"]["mean"] == pytest.approx(0.225)
+    assert found["last rounds"]["mean"] == pytest.approx(0.3)
+
+
 # -- tasks -----------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,17 @@ def test_differences_in_the_readme_are_those_of_committed_results():
     assert [difference for difference in told if difference not in known] == []
 
 
+def test_what_the_laboratory_says_of_keeps_before_0_3_0_is_the_committed_result():
+    path = ROOT / "benchmarks" / "results" / "policies_before.json"
+    counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
+    assert not {"FOSSILIZE chosen", "CULL chosen", "CULLED"} & set(counts)
+    page = (ROOT / "lab" / "policies.md").read_text(encoding="utf-8")
+    assert f"| FOSSILIZE chosen | 0; {counts['FOSSILIZED']} seeds were kept automatically |" in page
+    in_line = f"{counts['FOSSILIZED in line']} of {counts['FOSSILIZED measured']}"
+    clear = f"{counts['FOSSILIZED clear in line']} of {counts['FOSSILIZED clear']}"
+    assert f"| kept in line | {in_line}; clear {clear} |" in page
+
+
 def test_the_sweeps_targets_follow_from_its_rows(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     judge = runpy.run_path(str(ROOT / "benchmarks" / "sweep.py"))["judge"]

@@ -81,6 +81,24 @@ def deepen(model: nn.Module) -> nn.Module:
     return esper.deepen(model, to=12)
 
 
+def pretrain(model: nn.Module, batches: list[Tensor], saved: dict[str, Any]) -> nn.Module:
+    esper.compile_layers(model, "layers", mode="default")
+    optimizers = [torch.optim.AdamW(model.parameters()), torch.optim.SGD([], lr=0.1)]
+    plan = {3: 0.3, 4: 0.6}
+    depth = esper.DepthSchedule(model, optimizers, layers="layers", to=4, total=1000, plan=plan)
+    depth.load_state_dict(saved)
+    for batch in batches:
+        assert_type(depth.step(tokens=batch.numel()), bool)
+    assert_type(depth.state_dict(), dict[str, Any])
+    assert_type(depth.depth, int)
+    small, adamw = esper.fork(model, optimizers[0])
+    assert_type(adamw, torch.optim.Optimizer)
+    _, both = esper.fork(model, optimizers)
+    assert_type(both, list[torch.optim.Optimizer])
+    esper.deepen(model, to=12, optimizer=optimizers)
+    return small
+
+
 def register(examples: torch.utils.data.Dataset[tuple[Tensor, int]]) -> esper.Task:
     varies = esper.Variety(9, noise=esper.Span(0, 0.3, exact=0.5))
     esper.reward_family("typed_family", {"typed_term": 1.0})

@@ -14,6 +14,7 @@ from esper.runtime.tasks.gymnasium_ids import register_built_in
 __version__ = "0.3.0"
 
 __all__ = [
+    "DepthSchedule",
     "EsperError",
     "Garden",
     "GrowthEnv",
@@ -34,7 +35,9 @@ __all__ = [
     "blueprint",
     "check_blueprint",
     "check_host",
+    "compile_layers",
     "deepen",
+    "fork",
     "grow",
     "inspect",
     "learn",
@@ -52,8 +55,11 @@ __all__ = [
 _HOMES = {
     "esper.dashboard.tables": ("read_run",),
     "esper.garden.deepening": ("deepen",),
+    "esper.garden.depth_schedule": ("DepthSchedule",),
+    "esper.garden.forking": ("fork",),
     "esper.garden.garden": ("Garden",),
     "esper.garden.grow": ("grow", "inspect", "load"),
+    "esper.garden.layer_compiling": ("compile_layers",),
     "esper.kasmina.blueprints": ("blueprint",),
     "esper.kasmina.checks": ("check_blueprint", "check_host"),
     "esper.kasmina.model": ("MorphogeneticModel",),
@@ -77,8 +83,11 @@ _HOMES = {
 if TYPE_CHECKING:
     from esper.dashboard.tables import read_run
     from esper.garden.deepening import deepen
+    from esper.garden.depth_schedule import DepthSchedule
+    from esper.garden.forking import fork
     from esper.garden.garden import Garden
     from esper.garden.grow import grow, inspect, load
+    from esper.garden.layer_compiling import compile_layers
     from esper.kasmina.blueprints import blueprint
     from esper.kasmina.checks import check_blueprint, check_host
     from esper.kasmina.model import MorphogeneticModel

@@ -226,6 +226,10 @@ def test_an_empty_slot_says_what_became_of_its_seed():
             "last action: CULL in layer3 at epoch 4",
         ),
         (
+            events.ActionTaken(0, 4, "FOSSILIZE", "r0c1", "norm", None),
+            "last action: FOSSILIZE norm in r0c1 at epoch 4",
+        ),
+        (
             events.ActionRefused(0, 4, "CULL", "r0c1", "it is too young"),
             "last action: CULL in r0c1 at epoch 4, refused: it is too young",
         ),

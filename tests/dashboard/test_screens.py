@@ -7,7 +7,7 @@ import pytest
 from dashboard.browsing import ready, violations
 from dashboard.web_runs import append, grow_run, grown_epoch, ppo_round, ppo_run, seed_events
 from esper.dashboard.report import write_report
-from esper.telemetry.events import to_record
+from esper.telemetry.events import ActionTaken, to_record
 
 
 def test_a_comparison_shows_arms_paired_differences_and_loss_against_flops(page, address):
@@ -88,6 +88,14 @@ def test_a_removed_fossil_says_so_on_its_bar_and_in_the_key(page, address, runs)
     page.get_by_role("list", name="Key").get_by_text("removed", exact=True).wait_for()
     assert "removed at epoch 5" in seed.get_attribute("aria-label")
     assert any("removed" in text for text in seed.locator(".seed-name").all_text_contents())
+    shutil.rmtree(folder)
+
+
+def test_an_action_without_a_blend_is_shown_without_one(page, address, runs):
+    folder = grow_run(runs / "kept", epochs=5)
+    append(folder, ActionTaken(0, 5, "FOSSILIZE", "r0c0", "conv_light", None))
+    page.goto(address + "#/run/kept")
+    page.get_by_text("Last action: FOSSILIZE conv_light in r0c0 at epoch 5.").wait_for()
     shutil.rmtree(folder)
 
 

@@ -362,3 +362,7 @@ def test_the_trainers_own_log_has_what_grew(tmp_path):
     assert logged[-1]["growth/fossils"] == garden.model.fossilized_seeds > 0
     epochs = [event for event in garden.history if isinstance(event, HostEpoch)]
     assert [row["growth/held_out_loss"] for row in logged] == [e.held_out_loss for e in epochs]
+
+
+def test_the_names_that_lightning_puts_into_a_callback_are_free():
+    assert not {"log", "log_dict", "trainer"} & set(dir(Stepper))

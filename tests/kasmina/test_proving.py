@@ -276,3 +276,79 @@ def test_a_layer_that_is_compiled_by_itself_goes_on_growing_and_is_harvested():
     network = garden.harvest()
     assert torch.equal(network.eval()(VECTORS), other.harvest().eval()(VECTORS))
     assert torch.equal(network(VECTORS), garden.model.eval()(VECTORS))
+
+
+# -- batches that hold more than dense tensors ------------------------------------------------------
+
+
+class Mixing(Block):
+    """Mixes rows by a matrix before it works on each."""
+
+    def forward(self, features, neighbours):
+        return super().forward(neighbours @ features)
+
+
+class Graph(Stack):
+    """The matrix comes with every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Mixing() for _ in range(4))
+
+    def forward(self, features, neighbours):
+        for layer in self.layers:
+            features = layer(features, neighbours)
+        return self.leave(features)
+
+
+class Ragged(Stack):
+    """Reads what comes in rows of several lengths."""
+
+    def forward(self, features, ragged):
+        return super().forward(features) + ragged.to_padded_tensor(0.0).mean()
+
+
+RING = torch.eye(16).roll(1, 0)
+NOT_DENSE = {
+    "sparse_coo": (Graph, RING.to_sparse),
+    "sparse_csr": (Graph, RING.to_sparse_csr),
+    "nested": (Ragged, lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_a_batch_may_hold_tensors_that_are_not_dense(kind, tmp_path):
+    host, build = NOT_DENSE[kind]
+    batch = (VECTORS, build())
+    deepened = host()
+    esper.deepen(deepened, to=8, layers="layers", example=batch)
+    assert len(deepened.layers) == 8
+
+    garden = esper.grow(host(), slots=["layers.1"], example=batch, blueprints=["copy", "mlp"])
+    garden.model.build_in("r0c0", "copy")
+    garden.export(tmp_path / "exported")
+    network = garden.harvest()
+    assert len(network.layers) == 5
+    with torch.no_grad():
+        assert torch.equal(network.eval()(*batch), garden.model.eval()(*batch))
+
+
+class Halving(Stack):
+    """Writes into the batch that it is called with."""
+
+    def forward(self, features):
+        return super().forward(features.mul_(0.5))
+
+
+def test_proving_leaves_the_batch_as_it_is():
+    garden = esper.grow(Halving(), slots=["layers.1"], example=VECTORS.clone(), blueprints=["copy"])
+    garden.model.build_in("r0c0", "copy")
+    before = garden.model.sample.args[0].clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = garden.harvest()
+    assert torch.equal(garden.model.sample.args[0], before)
+    with torch.no_grad():
+        ours, theirs = network(VECTORS.clone()), garden.model(VECTORS.clone())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

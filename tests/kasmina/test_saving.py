@@ -214,6 +214,28 @@ def test_another_policy_begins_without_the_memory_of_the_first(tmp_path):
     assert stage_of(loaded, "r0c1") != "DORMANT"
 
 
+def test_what_another_policy_left_undecided_no_standing_order_keeps(tmp_path, capsys):
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, keeps=False), "PROBATIONARY")
+    garden.step(made_up(garden))
+    loaded = esper.load(garden.save(tmp_path), CNN(), policy="never")
+    assert 'never keeps none of them by itself. Keep conv_light with garden.keep("r0c0")' in (
+        capsys.readouterr().err
+    )
+    loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    loaded.step(made_up(loaded))
+    assert stage_of(loaded) == "PROBATIONARY"
+    loaded.keep("r0c0")
+    assert stage_of(loaded) == "FOSSILIZED"
+
+
+def test_a_seed_that_was_not_measured_yet_is_the_new_rules_to_keep(tmp_path):
+    garden = walk_to(grow_cnn({0: PLANT_FIRST}, keeps=False), "PROBATIONARY")
+    loaded = esper.load(garden.save(tmp_path), CNN(), policy="never")
+    loaded.attach(torch.optim.SGD(loaded.parameters(), lr=0.05, momentum=0.9))
+    loaded.step(made_up(loaded))
+    assert stage_of(loaded) == "FOSSILIZED"
+
+
 class Counting:
     """A policy that counts its decisions and waits."""
 

@@ -22,7 +22,7 @@ FAULTS = [
         place="garden/garden.py::Garden._measure",
         old="is_last or link.has_rate_fallen",
         new="link.has_rate_fallen",
-        test="test_readme.py::test_the_first_code_block_runs_when_pasted_and_learns",
+        test="garden/test_pruning.py::test_at_a_constant_rate_fossils_are_judged_after_the_last_epoch_that_is_known",
     ),
     Fault(
         phrase="callbacks keep the training loss to themselves",

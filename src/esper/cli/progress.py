@@ -1,5 +1,6 @@
 """How far long work is, and how long the rest takes: on a terminal; pipes stay plain."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -51,7 +52,9 @@ class Meter:
 
 def is_watched(console: Console) -> bool:
     """Whether somebody looks: what is written to a file or a pipe is for programs."""
-    return console.is_terminal and not console.quiet
+    # notebooks set FORCE_COLOR for what they show, which is no terminal
+    is_coloured_pipe = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
+    return console.is_terminal and not is_coloured_pipe and not console.quiet
 
 
 @contextmanager

@@ -173,9 +173,13 @@ def _last_action(episode: Episode) -> Text:
     action = episode.last_action
     if not action:
         return _none("action")
-    planted = f" {action['blueprint']} ({action['blend']})" if action["blueprint"] else ""
+    words = [action["op"]]
+    if action["blueprint"]:
+        words.append(action["blueprint"])
+    if action["blend"]:
+        words.append(f"({action['blend']})")
     place = _place(action["slot"], action["module"])
-    line = f"last action: {action['op']}{planted} in {place} at epoch {action['epoch']}"
+    line = f"last action: {' '.join(words)} in {place} at epoch {action['epoch']}"
     if action["refused"]:
         line += f", refused: {action['refused']}"
     return Text(printable(line), no_wrap=True, overflow="ellipsis")

@@ -2,14 +2,16 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from esper.garden.joining import Optimizers, join_originals, list_optimizers, require_cover
+from esper.garden.shared_code import follow_compiled
 from esper.kasmina.copies.copying import Site, zeroed_copy
 from esper.kasmina.copies.counting import UndescribedError, fields_that_tell_members_apart
 from esper.kasmina.copies.eligibility import study_zeros
@@ -30,7 +32,7 @@ from esper.kasmina.plain import grafts_of
 from esper.kasmina.probing import Example, find_wrapper, refuse_parts
 from esper.kasmina.proving import Batch, find_difference, find_unequal, record_trials
 from esper.kasmina.slot import has_slots
-from esper.leyline.errors import HostError, OptimizerError, SettingError, UnknownNameError
+from esper.leyline.errors import HostError, SettingError, UnknownNameError
 
 
 @torch.inference_mode(mode=False)  # what is made here is trained later
@@ -40,7 +42,7 @@ def deepen(
     *,
     layers: str | None = None,
     identity: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     example: Example | None = None,
 ) -> nn.Module:
     """Make a model of `to` layers, in place: its own layers and copies of them.
@@ -56,7 +58,8 @@ def deepen(
         identity: whether copies change nothing at first: the last layer of each residual branch
             is zero. Needs `example`.
         optimizer: takes the new parameters into the groups of their originals; all other state
-            stays.
+            stays. Of several, as in `[muon, adamw]`, each parameter of a copy goes to the one that
+            holds its original.
         example: one batch, as the model takes it. It is proven on it that all layers run in order.
             An `nn.Sequential` and language models of transformers do without.
 
@@ -65,7 +68,8 @@ def deepen(
 
     Raises:
         HostError: the model cannot have copies of its layers.
-        OptimizerError: the optimiser cannot take up new parameters one by one.
+        OptimizerError: an optimiser cannot take up new parameters one by one, or a parameter that
+            learns is in none.
         SettingError: `to` is not larger than the number of layers, or `example` is missing.
         UnknownNameError: the model has no such list.
 
@@ -81,8 +85,9 @@ def deepen(
         >>> torch.equal(model[2].weight, model[1].weight)
         True
     """
-    _refuse_unfit(model, optimizer, identity, example)
-    path = _find_layers(model, layers)
+    optimizers = None if optimizer is None else list_optimizers(optimizer)
+    _refuse_unfit(model, identity, example)
+    path = find_layers(model, layers)
     old = members_of(model.get_submodule(path))
     if isinstance(to, bool) or not isinstance(to, int) or to <= len(old):
         raise SettingError(
@@ -94,9 +99,12 @@ def deepen(
         reason = refuse_parts(member)
         if reason is not None:
             raise HostError(f"no copy can follow {stack.name_of(source)}: {reason}.")
+    if optimizers is not None:
+        named = [(stack.name_of(source), member) for source, member in enumerate(old)]
+        require_cover(optimizers, named, parameters_outside(model, old))
     layout = stack.grow(to, _example_for(model, path, example))
-    if optimizer is not None:
-        _extend(optimizer, layout, old)
+    if optimizers is not None:
+        join_originals(optimizers, model, layout, old)
     if saves_adapters_alone(model):
         warnings.warn(ADAPTERS_ALONE, stacklevel=2)
     return model
@@ -105,11 +113,22 @@ def deepen(
 class Stack:
     """A list of layers that gets copies, and the proof that the network can have them."""
 
-    def __init__(self, model: nn.Module, path: str, old: list[nn.Module], identity: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        path: str,
+        old: list[nn.Module],
+        identity: bool = False,
+        make: Callable[[nn.Module], nn.Module] | None = None,
+    ):
         self.model = model
         self.path = path
         self.old = old
         self.identity = identity
+        self.make = make
+        """what stands for a copy of a layer; by default a plain copy"""
+        self.undo = ExitStack()
+        """closed, it makes the network as it was"""
         self.zeroed: dict[int, Mapping[str, float]] = {}
         """for each original what to zero in its copies"""
         self.zero_problems: dict[int, str | None] = {}
@@ -123,12 +142,26 @@ class Stack:
     def grow(self, to: int, example: Example | None) -> list[Member]:
         """Put copies into the list in the first order that the network can have."""
         proof = None if example is None else Proof(self, example)
+        find_problem = None if proof is None else proof.find_problem
+        return self._place(to, find_problem)
+
+    def try_out(self, to: int, example: Example | None) -> None:
+        """Put stand-ins for copies into the list, which hand on what they get; or refuse it."""
+        proof = None if example is None else Proof(self, example)
+        find_problem = None if proof is None else proof.find_disorder
+        with warnings.catch_warnings(action="ignore"):  # growing says it, when it does it
+            self._place(to, find_problem)
+        self.undo.close()
+
+    def _place(
+        self, to: int, find_problem: Callable[[Sequence[Member]], str | None] | None
+    ) -> list[Member]:
         problems: list[ValueError] = []
         for sources in _orders(self.old, to):
             try:
                 layout = self._layout_of(sources)
-                accept = _accept_all if proof is None else partial(proof.find_problem, layout)
-                restack(self.model, self.path, layout, accept)
+                accept = _accept_all if find_problem is None else partial(find_problem, layout)
+                self.undo = restack(self.model, self.path, layout, accept)
             except ValueError as problem:
                 problems.append(problem)
                 continue
@@ -136,7 +169,7 @@ class Stack:
                 warnings.warn(
                     f"the layers of {self.path} are copied as {_shown(sources)}: they cannot be "
                     f"copied evenly, since {problems[0]}.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return layout
         raise HostError(
@@ -164,13 +197,19 @@ class Stack:
         copies = self._copies.setdefault(source, [])
         while len(copies) <= number:
             original = self.old[source]
-            site = Site(original, self.model, zeroed=self.zeroed.get(source, {}))
-            copied = zeroed_copy(0, site).body
-            for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
-                new.requires_grad_(parameter.requires_grad)
-            follow_flags(original, copied)
+            copied = self._plain_copy(source) if self.make is None else self.make(original)
             copies.append(copied)
         return copies[number]
+
+    def _plain_copy(self, source: int) -> nn.Module:
+        original = self.old[source]
+        site = Site(original, self.model, zeroed=self.zeroed.get(source, {}))
+        copied = zeroed_copy(0, site).body
+        for new, parameter in zip(copied.parameters(), original.parameters(), strict=True):
+            new.requires_grad_(parameter.requires_grad)
+        follow_flags(original, copied)
+        follow_compiled(original, copied)
+        return copied
 
     def _name_fields(self, problem: ValueError) -> str:
         """The fields of the configuration that stand in the way, in words."""
@@ -213,9 +252,9 @@ class Proof:
 
     def find_problem(self, layout: Sequence[Member]) -> str | None:
         """Why the network is not right with this list; None if it is."""
-        return self._find_disorder(layout) or self._find_failure()
+        return self.find_disorder(layout) or self._find_failure()
 
-    def _find_disorder(self, layout: Sequence[Member]) -> str | None:
+    def find_disorder(self, layout: Sequence[Member]) -> str | None:
         """Whether copies that hand on what they get change anything."""
         stack, model = self.stack, self.stack.model
         members = [member.module for member in layout]
@@ -255,6 +294,16 @@ class Proof:
         if self.stack.identity and not all(pair.is_equal() for pair in pairs):
             return "with zeroed copies its output is another one"
         return None
+
+
+def parameters_outside(model: nn.Module, layers: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of a network that modules other than these layers hold: copies share them."""
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    outside: list[nn.Parameter] = []
+    for module in model.modules():
+        if id(module) not in inside:
+            outside += module.parameters(recurse=False)
+    return outside
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -339,9 +388,7 @@ def _example_for(model: nn.Module, path: str, example: Example | None) -> Exampl
     return inputs
 
 
-def _refuse_unfit(
-    model: nn.Module, optimizer: Any, identity: bool, example: Example | None
-) -> None:
+def _refuse_unfit(model: nn.Module, identity: bool, example: Example | None) -> None:
     """Refuse what cannot be deepened, before anything is copied."""
     if isinstance(model, MorphogeneticModel) or has_slots(model):
         raise HostError(
@@ -357,18 +404,9 @@ def _refuse_unfit(
         raise SettingError(
             "identity=True finds by trying which layers to zero; pass example=, one batch."
         )
-    if optimizer is None:
-        return
-    # some make the state of a parameter when they are built, and would have none for a new one
-    makes_state_early = isinstance(optimizer, torch.optim.Adagrad | torch.optim.LBFGS)
-    if makes_state_early or not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptimizerError(
-            f"{type(optimizer).__name__} cannot take up new parameters one by one. Use SGD, Adam, "
-            f"AdamW or another, or build it after esper.deepen."
-        )
 
 
-def _find_layers(model: nn.Module, name: str | None) -> str:
+def find_layers(model: nn.Module, name: str | None) -> str:
     """The list to deepen: the one that is named, or the only one with members of one class."""
     lists: dict[str, nn.ModuleList | nn.Sequential] = {}
     for path, module in model.named_modules():
@@ -408,19 +446,3 @@ def _is_at(path: str, other: str) -> bool:
 def _is_inside(path: str, others: Iterable[str]) -> bool:
     """Whether one of the other lists holds this one; the model itself has the path ''."""
     return any(path.startswith(f"{other}." if other else "") for other in others if other != path)
-
-
-def _extend(optimizer: torch.optim.Optimizer, layout: list[Member], old: list[nn.Module]) -> None:
-    """Let copies join the groups of their originals, without history."""
-    groups: dict[int, dict[str, Any]] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            groups[id(parameter)] = group
-    for member in layout:
-        originals = old[member.source].parameters()
-        for parameter, original in zip(member.module.parameters(), originals, strict=True):
-            if id(original) in groups and id(parameter) not in groups:
-                group = groups[id(original)]
-                group["params"].append(parameter)
-                # names that were passed at construction cannot be kept true
-                group.pop("param_names", None)

@@ -68,7 +68,8 @@ class Garden(PlantingByHand, TakingHome, Explaining):
         policy: what decides; `policy_name` names it, `policy_digest` is that of its file, and
             `facts` is what it was built for.
         memory: what the policy remembers.
-        by_hand: slots whose live seed `plant` planted.
+        by_hand: slots whose live seed no standing order keeps: `plant` planted it, or a policy
+            before this one measured it and left it undecided.
         epoch: how many steps were made.
         history: every event so far.
         books: ledger and prices; `ledger` and `flops` are short for what is in them.

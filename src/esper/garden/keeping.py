@@ -15,6 +15,7 @@ from esper.garden.description import describe_garden, find_differences
 from esper.kasmina.optimizer_saving import OptimizerSnapshot, Tensors, restore_optimizer
 from esper.kasmina.pricing import HostFlops
 from esper.leyline.errors import SaveError, complain
+from esper.leyline.stages import SeedStage
 from esper.runtime.ledger import Ledger
 from esper.storage.store import require_plain
 from esper.tamiyo.policies import Policy
@@ -193,6 +194,8 @@ def take(
     garden.questions = []
     garden.choices = []
     garden.by_hand = set(extra["by_hand"])
+    if extra["policy"] != garden.policy_name and getattr(garden.policy, "keeps_measured", False):
+        _leave_undecided(garden, extra["policy"])
     garden.history = [from_record(record) for record in extra["history"]]
     garden.model.examples |= extra["examples"]
     for slot in garden.model.ordered_slots:
@@ -221,6 +224,25 @@ def _from_plain(memory: Any) -> Any:
     if isinstance(memory, dict) and memory.keys() == {_NETWORK}:
         return tuple(torch.tensor(part) for part in memory[_NETWORK])
     return memory
+
+
+def _leave_undecided(garden: "Garden", saved_policy: str) -> None:
+    """Except seeds that the saved policy had measured and did not decide from a standing order.
+
+    A rule with such an order keeps what it measures in the same decision, so these are not its own.
+    """
+    left: list[str] = []
+    for slot in garden.model.ordered_slots:
+        state = slot.state
+        is_undecided = state.stage is SeedStage.PROBATIONARY and state.contribution is not None
+        if is_undecided and slot.slot_id not in garden.by_hand:
+            garden.by_hand.add(slot.slot_id)
+            left.append(f'{state.blueprint_id} with garden.keep("{slot.slot_id}")')
+    if left and processes.is_first():
+        complain(
+            f"{saved_policy} left seeds undecided, and {garden.policy_name} keeps none of them by "
+            f"itself. Keep {', '.join(left)}, or remove it with garden.cull(...)."
+        )
 
 
 def settle_optimizer(garden: "Garden") -> None:

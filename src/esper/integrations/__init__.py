@@ -4,6 +4,7 @@ Each module needs its framework and is imported by its own name. Only what a fra
 differently comes in; what a garden measures, decides or saves stays in `garden`.
 """
 
+import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from esper.garden.depth_schedule import DepthSchedule
 from esper.garden.garden import Garden
 from esper.garden.measuring import Evaluate
 from esper.garden.processes import is_first
@@ -21,11 +23,17 @@ from esper.telemetry.events import HostEpoch
 GARDEN = "garden"
 """Folder of the garden inside a framework's own checkpoint."""
 
+DEPTH = "depth.json"
+"""File of a depth schedule inside a framework's own checkpoint."""
+
 UNAWARE = (
     "would not know of seeds planted later. Use one process or DDP; what has to be "
     "sharded is garden.harvest()."
 )
 """Why whatever shards a network is refused."""
+
+UNSHARDED = "would not know of new layers. Use one device or DDP, or esper.DepthSchedule in a loop."
+"""Why a strategy that shards a network cannot deepen it."""
 
 
 def require(framework: str) -> None:
@@ -37,6 +45,24 @@ def require(framework: str) -> None:
             f"esper.integrations.{framework} needs {framework} ({problem}); pip "
             f"install {framework}."
         ) from problem
+
+
+def write_depth(folder: str | Path, depth: DepthSchedule) -> None:
+    """Write a depth schedule beside what a framework saves."""
+    text = json.dumps(depth.state_dict())
+    write_files(Path(folder), {DEPTH: text.encode()})
+
+
+def restore_depth(folder: str | Path, depth: DepthSchedule) -> None:
+    """Give a network the depth that it had when a framework saved it."""
+    path = Path(folder, DEPTH)
+    try:
+        state = json.loads(path.read_bytes())
+    except FileNotFoundError as problem:
+        raise SaveError(f"{folder} has no {DEPTH}. Use a checkpoint of this schedule.") from problem
+    except ValueError as problem:
+        raise SaveError(f"{path} is damaged: {problem}. Use another checkpoint.") from problem
+    depth.load_state_dict(state)
 
 
 def pack(folder: Path) -> dict[str, torch.Tensor]:
@@ -107,10 +133,13 @@ class Stepper:
         for event in self.garden.step(self.evaluate, self.garden.loss_meter.take()):
             if is_first():
                 print(event)
-        self.log(read_growth(self.garden))
+        self.log_growth(read_growth(self.garden))
 
-    def log(self, growth: dict[str, float]) -> None:
-        """Pass numbers about growth to the framework's own loggers."""
+    def log_growth(self, growth: dict[str, float]) -> None:
+        """Pass numbers about growth to the framework's own loggers.
+
+        It is not called `log`: Lightning puts its module's `log` into every callback.
+        """
         raise NotImplementedError
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

@@ -1,9 +1,10 @@
-"""Growing with accelerate: after `join`, `save_state` and `load_state` include the garden."""
+"""Growing with accelerate: `save_state` and `load_state` include a garden or a depth schedule."""
 
 from pathlib import Path
 
+from esper.garden.depth_schedule import DepthSchedule
 from esper.garden.garden import Garden
-from esper.integrations import GARDEN, UNAWARE, require
+from esper.integrations import GARDEN, UNAWARE, require, restore_depth, write_depth
 from esper.leyline.errors import SettingError
 
 require("accelerate")
@@ -31,3 +32,18 @@ def join(accelerator: Accelerator, garden: Garden) -> None:
     accelerator.register_load_state_pre_hook(
         lambda models, folder: garden.restore(Path(folder, GARDEN))
     )
+
+
+def join_depth(accelerator: Accelerator, depth: DepthSchedule) -> None:
+    """Save a depth schedule in every state that accelerate saves, and restore it from there.
+
+    The network gets its depth before accelerate loads the weights. Create the schedule with what
+    `accelerator.prepare` returned, then call this, then `load_state`.
+    """
+
+    def save(models: object, weights: object, folder: str) -> None:
+        if accelerator.is_main_process:
+            write_depth(folder, depth)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(lambda models, folder: restore_depth(folder, depth))

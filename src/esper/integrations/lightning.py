@@ -31,7 +31,7 @@ class GrowthCallback(Stepper, Callback):
     done = 0
     trainer: Trainer
 
-    def log(self, growth: dict[str, float]) -> None:
+    def log_growth(self, growth: dict[str, float]) -> None:
         """Log growth at once: Lightning would drop it between two of its own logged steps."""
         for logger in self.trainer.loggers:
             logger.log_metrics(growth, step=self.trainer.global_step)

@@ -34,7 +34,7 @@ class GrowthCallback(Stepper, TrainerCallback):
     done = -1
     trainer: Trainer
 
-    def log(self, growth: dict[str, float]) -> None:
+    def log_growth(self, growth: dict[str, float]) -> None:
         """Log growth as the Trainer logs its losses: to its history and all it reports to."""
         control = self.trainer.control
         is_due = control.should_log

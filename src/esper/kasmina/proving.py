@@ -45,22 +45,22 @@ class Batch:
         """The first rows of what a model was called with."""
         whole = cls(args, kwargs)
         tensors = [leaf for leaf in whole._leaves() if isinstance(leaf, Tensor)]
-        row_bytes = sum(tensor.nbytes for tensor in tensors) // max(1, whole.size)
+        row_bytes = sum(_bytes_of(tensor) for tensor in tensors) // max(1, whole.size)
         return whole.first(max(1, MOST_BYTES // max(1, row_bytes)))
 
     @property
     def size(self) -> int:
         """Rows of the first tensor that has any; 0 without one."""
-        tensors = [leaf for leaf in self._leaves() if isinstance(leaf, Tensor) and leaf.dim()]
-        return len(tensors[0]) if tensors else 0
+        tensors = [leaf for leaf in self._leaves() if isinstance(leaf, Tensor)]
+        lengths = [tensor.shape[0] for tensor in tensors if not tensor.is_nested and tensor.dim()]
+        return lengths[0] if lengths else 0
 
     def first(self, count: int) -> "Batch":
         """The first rows of every tensor that has a row for each example, as copies."""
         size = self.size
 
         def cut(tensor: Tensor) -> Tensor:
-            has_rows = tensor.layout is torch.strided and not tensor.is_nested and tensor.dim()
-            rows = tensor[:count] if has_rows and len(tensor) == size else tensor
+            rows = tensor[:count] if _has_rows(tensor, size) else tensor
             return rows.detach().clone()
 
         return Batch(*tree_map_only(Tensor, cut, (self.args, self.kwargs)))
@@ -72,9 +72,13 @@ class Batch:
             return self.first(size // 2)
 
         def double(tensor: Tensor) -> Tensor:
-            return torch.cat([tensor, tensor]) if tensor.dim() and len(tensor) == size else tensor
+            return torch.cat([tensor, tensor]) if _has_rows(tensor, size) else tensor
 
         return Batch(*tree_map_only(Tensor, double, (self.args, self.kwargs)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Batch":
+        """Itself: nothing writes into a batch, and not every tensor can be copied deeply."""
+        return self
 
     def run(self, network: nn.Module) -> Output:
         """What a network gives for these rows, which come to where its weights are."""
@@ -82,13 +86,26 @@ class Batch:
         device = None if weight is None else weight.device
 
         def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device)
+            # a copy, because a network may write into what it is called with
+            return tensor.clone().to(device)
 
         args, kwargs = tree_map_only(Tensor, move, (self.args, dict(self.kwargs)))
         return entries_of(network(*args, **kwargs))
 
     def _leaves(self) -> list[Any]:
         return tree_leaves((self.args, dict(self.kwargs)))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    """The memory of a dense tensor; another one is kept whole, so it does not count."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.numel() * tensor.element_size() if is_dense else 0
+
+
+def _has_rows(tensor: Tensor, size: int) -> bool:
+    """Whether a dense tensor has this many rows."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and tensor.dim() > 0 and len(tensor) == size
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class Store:
         if names:
             with disk.naming_failures(self.manifest):
                 claim.note(names)
-                # the list as seen is now the one on disk: other names are free
+                # the name of a new note must be durable before a file that it names is
                 disk.sync_folder(self.manifest.parent)
 
     def _write(

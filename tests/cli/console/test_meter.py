@@ -30,6 +30,21 @@ def test_in_a_pipe_and_on_a_quiet_console_nothing_is_shown(kind):
     assert console.file.getvalue() == ""
 
 
+def test_a_notebook_asks_for_colours_and_is_no_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = Console(file=io.StringIO())
+    assert console.is_terminal
+    with show_progress(console) as advance:
+        advance("epochs", 1, 2)
+    assert console.file.getvalue() == ""
+
+
+@pytest.fixture(autouse=True)
+def no_forced_colours(monkeypatch):
+    """Terminals here are said to be some; the environment of the tests says nothing of them."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
 def test_on_a_terminal_the_bar_says_how_much_there_is_and_goes_away():
     console = terminal()
     with show_progress(console) as advance:

@@ -91,7 +91,7 @@ function episodeWords(episode) {
 }
 
 function actionWords({ op, blueprint, blend, epoch, refused, ...place }) {
-  const what = blueprint ? `${op} ${blueprint} (${blend})` : op;
+  const what = [op, blueprint, blend && `(${blend})`].filter(Boolean).join(" ");
   const end = refused ? ", refused" : "";
   return `${what} in ${placeOf(place)} at epoch ${epoch}${end}`;
 }

@@ -195,14 +195,18 @@ def _uncached(value: Any, name: str, features: Tensor) -> Any:
 
 
 def copy_module(
-    source: nn.Module, network: nn.Module, held: Sequence[object] = ()
+    source: nn.Module,
+    network: nn.Module,
+    held: Sequence[object] = (),
+    replaced: Mapping[int, object] | None = None,
 ) -> tuple[nn.Module, frozenset[str]]:
     """A deep copy of a part of `network`, ready to learn, and the names of its shared parameters.
 
     What the part shares with the rest of the network, or has in `held`, the copy shares too: tied
-    weights, a configuration, a table.
+    weights, a configuration, a table. `replaced` says by identity what the copy has instead.
     """
     memo = detached_memo(source)
+    memo |= replaced or {}
     memo |= {id(thing): thing for thing in held}
     memo |= _things_around(source, network)
     copied = copy.deepcopy(source, memo)

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -98,9 +99,13 @@ def _first_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def run_on(host: nn.Module, example: Example) -> Output:
-    """What a host gives for an example in evaluation mode, always with the same random numbers."""
+    """What a host gives for an example in evaluation mode, always with the same random numbers.
+
+    Nothing is compiled for this.
+    """
     devices = sorted({p.device.index for p in host.parameters() if p.device.type == "cuda"})
-    with undisturbed(host), own_randomness(0, devices=devices):
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, undisturbed(host), own_randomness(0, devices=devices):
         return entries_of(call_with(host, example))
 
 
