@@ -19,6 +19,9 @@ from esper.runtime.population import Population
 from esper.runtime.tasks.registry import TASKS
 from esper.simic.team import code_digest
 from esper.storage import runfolder
+from esper.tamiyo.policy_files import read as read_policy
+from esper.tamiyo.policy_files import seal
+from policy_files import ship, write_policy
 from simic.tiny_runs import Forked, Ticks
 from trials.test_running import trained
 
@@ -228,16 +231,30 @@ def test_a_mistake_is_one_line_and_nothing_is_written(options, tmp_path, capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_for_another_layout_is_refused_with_both_and_nothing_is_written(
-    tmp_path, capsys
-):
-    path = trained(tmp_path / "ppo", task__blueprints=["mlp"])
+def test_a_checkpoint_that_reads_other_features_is_refused_and_nothing_is_written(tmp_path, capsys):
+    tensors, plain = read_policy(write_policy(tmp_path / "policy"))
+    layout = vars(plain["layout"])
+    plain["layout"] = {**layout, "features": ["host.mood", *layout["features"][1:]]}
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(seal(tensors, plain))
     code, out, err = call(capsys, *command(tmp_path / "run", "--policies", "never", str(path)))
     assert (code, out) == (2, "")
-    assert err.startswith(f"esper: {path} ")
-    assert re.search(r"blueprints: \['mlp'\] .*\['lora', 'mlp'\]", err)
+    assert err.startswith(f"esper: {path} reads other features: host.mood")
     assert "Traceback" not in err
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_the_policy_of_the_package_is_an_arm_where_one_ships(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("esper.tamiyo.policy_names.SHIPPED", tmp_path / "none.safetensors")
+    arguments = command(tmp_path / "run", "--policies", "never", "pretrained")
+    code, out, err = call(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no trained policy ships with this version" in err
+    ship(tmp_path, monkeypatch)
+    code, _, err = call(capsys, *arguments)
+    assert code == 0, err
+    arms = json.loads((tmp_path / "run" / "results.json").read_text())["arms"]
+    assert set(arms) == {"never", "pretrained"}
 
 
 @pytest.fixture(scope="module")

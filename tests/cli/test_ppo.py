@@ -1,7 +1,4 @@
-"""`esper ppo`:
-
-options reach the configuration, a mistake is one line and leaves nothing, a run says what it does.
-"""
+"""`esper ppo`: options reach the configuration, a mistake is one line, a run says what it does."""
 
 import json
 import re

@@ -25,6 +25,7 @@ from esper.runtime.tasks.registry import TASKS
 from esper.storage import runfolder
 from esper.trials.config import RunConfig
 from kasmina.test_exporting import rebuilt_elsewhere
+from policy_files import ship
 from runtime.episodes import IMAGES
 from simic.tiny_runs import (
     KILLED,
@@ -443,3 +444,16 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(capsys, fini
     before = tree(finished.parent)
     assert_refused(call(capsys, "export", str(finished)), *words)
     assert tree(finished.parent) == before
+
+
+def test_the_policy_of_the_package_plays_where_one_ships(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("esper.tamiyo.policy_names.SHIPPED", tmp_path / "none.safetensors")
+    words = ["--task", "blobs", "--epochs", "3", "--set", "task.epoch_examples=64"]
+    arguments = ["run", "--policy", "pretrained", *words, "--out", str(tmp_path / "run")]
+    code, out, err = call(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no trained policy ships with this version" in err
+    ship(tmp_path, monkeypatch)
+    assert call(capsys, *arguments)[0] == 0
+    kept = tmp_path / "run" / runfolder.POLICY
+    assert kept.read_bytes() == (tmp_path / "pretrained.safetensors").read_bytes()

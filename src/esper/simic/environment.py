@@ -158,6 +158,15 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         self.episodes = Episodes(self.population, first)
         self.books = [ContributionBook() for _ in range(count)]
         self.space = self.population.space
+        self._take_layout(layout)
+        self.seed = 0
+        self.begun = 0
+        self.is_over = np.zeros(count, bool)
+        self.accuracy = np.zeros(count)
+        self.loss = np.zeros(count)
+
+    def _take_layout(self, layout: ObservationLayout | None) -> None:
+        """Spaces and heads as wide as the layout, or as the host."""
         _, slots, blueprints, blends = self.space.sizes
         self.layout = layout or ObservationLayout(slots, blueprints)
         self.heads = HeadSpec.growth(self.layout.num_slots, self.layout.num_blueprints, blends)
@@ -165,13 +174,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
         bounds = (-FURTHEST, FURTHEST)
         self.single_observation_space = gym.spaces.Box(*bounds, (self.width,), np.float32)
         self.single_action_space = gym.spaces.MultiDiscrete(list(self.heads.sizes))
-        self.observation_space = batch_space(self.single_observation_space, count)
-        self.action_space = batch_space(self.single_action_space, count)
-        self.seed = 0
-        self.begun = 0
-        self.is_over = np.zeros(count, bool)
-        self.accuracy = np.zeros(count)
-        self.loss = np.zeros(count)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def layout_of(self, hidden_dim: int, head_dim: int) -> Layout:
         """What a policy of these widths is built for if it learns here."""
