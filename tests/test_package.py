@@ -93,7 +93,7 @@ def test_a_stranger_without_the_sources_walks_the_first_five_minutes(distributio
     plain = {"cwd": tmp_path, "env": {"PATH": str(binaries), "HOME": str(tmp_path)}}
     block = re.search(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)[1]
     (tmp_path / "pasted.py").write_text(block, encoding="utf-8")
-    assert "accuracy" in call([str(binaries / "python"), "pasted.py"], **plain)
+    assert "same size from scratch: " in call([str(binaries / "python"), "pasted.py"], **plain)
     assert str(tmp_path) in call([str(binaries / "python"), "-c", LOOK], **plain)
     esper = str(binaries / "esper")
     call([esper, "demo", "--epochs", "8"], **plain)
