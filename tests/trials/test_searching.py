@@ -4,6 +4,7 @@ within its episodes and its room, on its own hosts, chosen by validation, stoppe
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,7 +242,7 @@ def test_a_trained_arm_and_its_final_network_were_given_its_episodes_and_the_ora
         "task__epochs": 3,
         "seeds": 2,
     }
-    assert episodes_of(path) == 3
+    assert episodes_of(Path(path)) == 3
     done = compare(
         configured(tmp_path / "a", policies=[path, "heuristic"], static=["final"], task__epochs=3)
     )

@@ -231,11 +231,12 @@ def a_garden(place):
 
 def a_report(place):
     out = place / "report.html"
-    out.write_text("old")
+    former = '<meta name="generator" content="esper report">'
+    out.write_text(former)
 
     def is_sound(is_done):
         text = out.read_text()
-        return "</html>" in text or (text == "old" and not is_done)
+        return "</html>" in text or (text == former and not is_done)
 
     return lambda: write_report([world.finished("run")], out), is_sound
 
