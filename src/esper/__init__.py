@@ -11,7 +11,7 @@ from esper.leyline.extras import is_installed, needs
 from esper.leyline.namesake import warn_of_namesake
 from esper.runtime.tasks.gymnasium_ids import register_built_in
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 __all__ = [
     "DepthSchedule",

@@ -56,7 +56,7 @@ def test_a_key_like_no_other_is_refused_with_the_keys_of_its_section():
     text = refusal({"telemetry": {"zzzzzzzzz": 1}})
     known = "telemetry.level, telemetry.track, telemetry.escalation_rounds"
     assert text == f"here: unknown key 'telemetry.zzzzzzzzz'. Known: {known}."
-    assert refusal({"zzz": 1}).endswith("task, reward, ppo, telemetry.")
+    assert refusal({"zzz": 1}).endswith("task, reward, ppo, telemetry, imitation.")
 
 
 @given(st.sampled_from(sorted(leaves(TrainingConfig))), st.data())

@@ -81,7 +81,7 @@ class RunConfig(TrialConfig):
 
     policy: str = Field(
         default="heuristic",
-        description="a rule, as heuristic:share=0.5, pretrained, or a checkpoint",
+        description="a rule (heuristic:share=0.5), pretrained, or a checkpoint",
     )
     hosts: int = Field(default=1, ge=1, le=MOST_HOSTS, description="hosts that train side by side")
     telemetry: TelemetrySettings = Field(

@@ -4,7 +4,8 @@ What surrounds the loop is in `cli`.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from esper.episodes import Episodes
 from esper.kasmina.exporting import export_network
+from esper.leyline.errors import SaveError, SettingError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population, memory_errors
 from esper.runtime.splits import require_corpus
@@ -259,7 +261,7 @@ class EpochSaves:
                 decider.memory = facts["memory"][host]
                 if f"{host}.0" in tensors:
                     decider.memory = (tensors[f"{host}.0"], tensors[f"{host}.1"])
-                decider.recalled = partial(fitting, self.store.manifest)
+                decider.recalled = partial(_recalling, self.store.manifest)
                 decider.tracker.load(facts["trackers"][host])
             epoch = TypeAdapter(int).validate_python(facts["epoch"])
             counts = TypeAdapter(list[StageCounts]).validate_python(facts["counts"])
@@ -268,6 +270,18 @@ class EpochSaves:
             self.epochs = epoch + 1
             happened = [_from_records(records) for records in facts["happened"]]
             return Restored(epoch=epoch, happened=happened, counts=counts)
+
+
+@contextmanager
+def _recalling(manifest: Path) -> Iterator[None]:
+    """What is wrong with a memory that was restored is an error that names the save."""
+    with fitting(manifest):
+        try:
+            yield
+        except SettingError as problem:  # a policy refuses a memory of another shape
+            raise SaveError(
+                f"{manifest} does not fit together ({problem}) Use another save, or start again."
+            ) from problem
 
 
 def _to_records(events: Sequence[Event]) -> list[dict[str, Any]]:

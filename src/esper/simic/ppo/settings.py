@@ -103,5 +103,9 @@ class PPOConfig(PPOSettings):
     """
 
     horizon: int = Field(default=256, ge=1, description="steps of every environment in one rollout")
-    hidden_dim: int = Field(default=128, ge=1, le=MOST_WIDTH)
-    head_dim: int = Field(default=64, ge=1, le=MOST_WIDTH)
+    hidden_dim: int = Field(
+        default=128, ge=1, le=MOST_WIDTH, description="width of encoder and LSTM"
+    )
+    head_dim: int = Field(
+        default=64, ge=1, le=MOST_WIDTH, description="width of the layer inside each head"
+    )
