@@ -220,6 +220,18 @@ def test_what_a_rule_culls_it_does_not_keep(tmp_path, monkeypatch):
     assert teacher.correct(step, wanted, np.ones(4, bool)).wanted[0].tolist() == [2, slot, 0, 0]
 
 
+@pytest.mark.parametrize("impossible", [(2, 1, 0, 0), (3, 0, 0, 0), (1, 0, 0, 0)])
+def test_what_a_rule_cannot_do_is_taught_as_waiting(impossible, tmp_path, monkeypatch):
+    env = build_environment(tiny(tmp_path / "run"))
+    env.reset(seed=0)
+    teacher = Teacher(lesson("never"), env, 3, 0)
+    answers = np.array([impossible])
+    monkeypatch.setattr(type(teacher.rules[0]), "decide", lambda self, *rest: (answers, rest[3]))
+    correction = teacher.correct(0, np.zeros((2, 4), np.int64), np.ones(2, bool))
+    assert correction.wanted.tolist() == correction.done.tolist() == [[0, 0, 0, 0]] * 2
+    assert teacher.lesson.counts.tolist() == [2, 2, 0, 0]
+
+
 # -- the run ---------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,19 @@ from numpy.typing import NDArray
 from esper.episodes import keepable
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_WAIT, ActionSpace, Choice
+from esper.leyline.factored_actions import (
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+    Choice,
+)
 from esper.simic.config import ImitationConfig
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
-from esper.tamiyo.masks import compute_batch_masks
+from esper.tamiyo.heads import SLOT_OPS
+from esper.tamiyo.masks import Masks, compute_batch_masks
 from esper.tamiyo.policies import WAIT, Actions, RulePolicy
 from esper.tamiyo.policy_names import make_policy
 
@@ -104,9 +112,10 @@ class Teacher:
         """What the rule would do to a host now, in the indices of the environment."""
         rule = self.rules[host]
         view = self.env.episodes.views[host]
+        masks = compute_batch_masks([view])
         actions, self.memory[host] = rule.decide(
             None,
-            compute_batch_masks([view]),
+            masks,
             [view.reports],
             self.memory[host],
             [self.env.episodes.trackers[host].signals],
@@ -117,6 +126,8 @@ class Teacher:
             slot_ids = view.space.slots.slot_ids
             decided = {slot_ids[slot]} if op in (OP_CULL, OP_FOSSILIZE) else set()
             choice = (*keepable(view, decided), choice)[0]
+        if not _is_open(choice, masks):  # an episode refuses it, and the policy cannot learn it
+            return WAIT
         return _in_space(choice, view.space, self.env.space)
 
 
@@ -134,6 +145,17 @@ def _refuse_plan(name: str, rule: RulePolicy) -> None:
             f"imitation.policy is {name}, which may want several ops in one decision; the policy "
             "has one. Name another rule, such as heuristic."
         )
+
+
+def _is_open(choice: Choice, masks: Masks) -> bool:
+    """Whether the masks of one host allow a choice."""
+    op, slot, blueprint, blend = choice
+    is_open = masks["op"][0, op]
+    if op in SLOT_OPS:
+        is_open &= masks["slot"][0, op, slot]
+    if op == OP_GERMINATE:
+        is_open &= masks["blueprint"][0, slot, blueprint] & masks["blend"][0, blend]
+    return bool(is_open)
 
 
 def _in_space(choice: Choice, own: ActionSpace, space: ActionSpace) -> Choice:
