@@ -15,6 +15,7 @@ from esper.simic.imitation import Lesson, Teacher
 from esper.simic.ppo.losses import HeadSteps, imitation_loss
 from esper.simic.team import Team
 from esper.simic.trainer import InterruptedTraining, build_environment
+from esper.storage import runfolder
 from esper.tamiyo.masks import compute_batch_masks
 from esper.trials.arms import make_decider, play_epoch
 from simic.tiny_runs import assert_same_end, events_of, manifest_of, tiny, train
@@ -301,3 +302,4 @@ def test_a_plan_of_several_ops_is_refused(tmp_path):
     plan = "schedule:epochs=1+1:places=r0c0.mlp+r0c1.mlp"
     with pytest.raises(SettingError, match="several ops in one decision"):
         train(tiny(tmp_path / "run", imitation__rounds=1, imitation__policy=plan))
+    assert not (tmp_path / "run" / runfolder.TWINS).exists()

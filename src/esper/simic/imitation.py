@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.episodes import keepable
+from esper.episodes import facts_of, keepable
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
 from esper.leyline.factored_actions import (
@@ -22,12 +22,15 @@ from esper.leyline.factored_actions import (
     ActionSpace,
     Choice,
 )
+from esper.runtime.population import Population
+from esper.runtime.tasks.families import shallowest
+from esper.runtime.tasks.task import Task
 from esper.simic.config import ImitationConfig
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
 from esper.tamiyo.heads import SLOT_OPS
 from esper.tamiyo.masks import Masks, compute_batch_masks
-from esper.tamiyo.policies import WAIT, Actions, RulePolicy
+from esper.tamiyo.policies import WAIT, Actions
 from esper.tamiyo.policy_names import make_policy
 
 _BY_THE_RULE = 1 / 3
@@ -83,7 +86,6 @@ class Teacher:
         self.lesson = lesson
         self.env = env
         self.rules = [make_policy(lesson.policy, facts) for facts in env.episodes.facts]
-        _refuse_plan(lesson.policy, self.rules[0])
         self.memory: list[Any] = [None] * env.num_envs
         draws = []
         for host in range(env.num_envs):  # they belong to the episode, whichever rank plays it
@@ -139,7 +141,10 @@ class Correction(NamedTuple):
     done: Actions
 
 
-def _refuse_plan(name: str, rule: RulePolicy) -> None:
+def require_teacher(name: str, task: Task, seed: int, **population: Any) -> None:
+    """Refuse a rule that does not fit every host of a task, or that cannot be imitated."""
+    hosts = Population(shallowest(task), [seed], **population)
+    rule = make_policy(name, facts_of(hosts.runs[0].model, task.epochs))
     if rule.is_plan:
         raise SettingError(
             f"imitation.policy is {name}, which may want several ops in one decision; the policy "
