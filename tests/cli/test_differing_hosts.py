@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from cli.test_cli import call
 from dashboard.test_payload import read
+from esper.cli.compare import run_compare
 from esper.dashboard.comparisons import ComparisonReader, comparison_data
 from esper.dashboard.drawing import Moment, draw_chain
 from esper.dashboard.payload import Sent, news
@@ -18,6 +20,7 @@ from esper.dashboard.tables import read_run
 from esper.runtime.tasks.families import Span, at_rate, variation_of
 from esper.runtime.tasks.registry import TASKS, get_task, register_task
 from esper.storage import runfolder
+from esper.trials.comparison import Comparison
 from esper.trials.config import CompareConfig, RunConfig
 from runtime.test_differing_hosts import DEEP
 from simic.tiny_runs import events_of, tiny, train
@@ -127,13 +130,27 @@ def test_tasks_whose_hosts_differ_say_so(capsys):
 # -- comparisons -----------------------------------------------------------------------------------
 
 
+def test_an_oracle_plants_where_every_host_has_a_slot(tmp_path):
+    assert [variation_of(DEEP, seed).depth for seed in (0, 2, 3)] == [3, 3, 2]
+    settings = {
+        "task": {"name": "deep_digits", "epochs": 2, "blueprints": ["norm"]},
+        "policies": ["never"],
+        "oracle": True,
+        "seed": 2,
+        "seeds": 2,
+        "threads": 1,
+        "out": str(tmp_path / "run"),
+    }
+    config = CompareConfig.of(settings)
+    comparison = Comparison(config, say=lambda line: None, should_stop=lambda: False)
+    names = [f"oracle {slot} norm @{start}" for slot in ("r0c0", "r0c1") for start in (0, 1)]
+    assert [*comparison.placements] == names
+    assert {*run_compare(config, False, Console(quiet=True))["arms"]} == {"never", "oracle"}
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A comparison at two rates on trained hosts, and its results."""
-    from rich.console import Console
-
-    from esper.cli.compare import run_compare
-
     out = tmp_path_factory.mktemp("compared") / "run"
     settings = {
         "task": {"name": "deep_digits", "epochs": 3},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import esper
+from esper.garden.measuring import track
 from esper.leyline.factored_actions import OP_NAMES
 from esper.tamiyo import reasons
 from esper.tamiyo.layout import BASE_ROW, BLUEPRINT_ROW, PAIR_ROW, SLOT_ROW
@@ -26,6 +27,21 @@ def file(tmp_path_factory):
 def stepped(garden, losses, train_loss=None):
     garden.step(lambda: torch.full((8,), losses), train_loss=train_loss)
     return garden.why()
+
+
+@pytest.mark.parametrize(("policy", "times"), [("heuristic", 0), (None, 3)])
+def test_the_whole_history_is_read_once_a_step_and_only_by_a_network(
+    policy, times, file, monkeypatch
+):
+    read = []
+
+    def reading(*rest):
+        read.append(rest)
+        return track(*rest)
+
+    monkeypatch.setattr("esper.garden.garden.track", reading)
+    play(grown(policy or file), range(3))
+    assert len(read) == times
 
 
 # -- rules -----------------------------------------------------------------------------------------

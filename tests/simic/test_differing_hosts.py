@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import OP_GERMINATE
 from esper.runtime.population import Population
 from esper.runtime.tasks.families import Span, for_host, variation_of
@@ -15,8 +16,10 @@ from esper.simic.config import TrainingConfig
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.gymnasium_envs import GrowthEnv
 from esper.simic.host_seeds import draw_host_seeds
+from esper.simic.trainer import build_environment
 from esper.simic.training import train_ppo
 from esper.simic.twins import raise_twins
+from esper.storage import runfolder
 from esper.telemetry.events import ActionRefused, HostBegan
 from runtime.test_differing_hosts import DEEP
 from simic.growths import WAIT
@@ -186,6 +189,18 @@ def test_a_policy_is_taught_on_hosts_that_differ(family, tmp_path):
     again = train_ppo(settings(family, tmp_path / "again"))
     first, second = weights(agent), weights(again)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_rule_that_some_hosts_have_no_slot_for_is_no_teacher(family, tmp_path):
+    settings = {
+        "task": {"name": family.name},
+        "hosts": 1,
+        "imitation": {"policy": "schedule:epochs=1:places=r0c2.norm", "rounds": 1},
+        "out": str(tmp_path / "run"),
+    }
+    with pytest.raises(UnknownNameError, match="r0c2"):
+        build_environment(TrainingConfig.of(settings))
+    assert not (tmp_path / "run" / runfolder.TWINS).exists()
 
 
 def test_training_on_hosts_that_differ_is_continued(family, tmp_path):

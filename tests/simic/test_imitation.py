@@ -15,6 +15,7 @@ from esper.simic.imitation import Lesson, Teacher
 from esper.simic.ppo.losses import HeadSteps, imitation_loss
 from esper.simic.team import Team
 from esper.simic.trainer import InterruptedTraining, build_environment
+from esper.storage import runfolder
 from esper.tamiyo.masks import compute_batch_masks
 from esper.trials.arms import make_decider, play_epoch
 from simic.tiny_runs import assert_same_end, events_of, manifest_of, tiny, train
@@ -220,6 +221,18 @@ def test_what_a_rule_culls_it_does_not_keep(tmp_path, monkeypatch):
     assert teacher.correct(step, wanted, np.ones(4, bool)).wanted[0].tolist() == [2, slot, 0, 0]
 
 
+@pytest.mark.parametrize("impossible", [(2, 1, 0, 0), (3, 0, 0, 0), (1, 0, 0, 0)])
+def test_what_a_rule_cannot_do_is_taught_as_waiting(impossible, tmp_path, monkeypatch):
+    env = build_environment(tiny(tmp_path / "run"))
+    env.reset(seed=0)
+    teacher = Teacher(lesson("never"), env, 3, 0)
+    answers = np.array([impossible])
+    monkeypatch.setattr(type(teacher.rules[0]), "decide", lambda self, *rest: (answers, rest[3]))
+    correction = teacher.correct(0, np.zeros((2, 4), np.int64), np.ones(2, bool))
+    assert correction.wanted.tolist() == correction.done.tolist() == [[0, 0, 0, 0]] * 2
+    assert teacher.lesson.counts.tolist() == [2, 2, 0, 0]
+
+
 # -- the run ---------------------------------------------------------------------------------------
 
 
@@ -289,3 +302,4 @@ def test_a_plan_of_several_ops_is_refused(tmp_path):
     plan = "schedule:epochs=1+1:places=r0c0.mlp+r0c1.mlp"
     with pytest.raises(SettingError, match="several ops in one decision"):
         train(tiny(tmp_path / "run", imitation__rounds=1, imitation__policy=plan))
+    assert not (tmp_path / "run" / runfolder.TWINS).exists()

@@ -165,6 +165,9 @@ def test_a_comparison_plays_what_is_reserved(tmp_path):
         CompareConfig().with_changes([("suite", SUITE)], "the test")
     only = {**SUITE, "families": SUITE["families"][1:]}
     assert CompareConfig().with_changes([("suite", only)], "the test").task.name == "noisy_points"
+    assert CompareConfig.of({"suite": only}).task == SuiteConfig.of(only).families[0].task
+    with pytest.raises(SettingError, match="deep_digits, noisy_points; name one"):
+        CompareConfig.of({"suite": SUITE})
     with pytest.raises(SettingError, match="Leave the search out"):
         CompareConfig().with_changes([*changes, ("policies", ["search:episodes=9"])], "the test")
 

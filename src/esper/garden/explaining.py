@@ -8,7 +8,7 @@ from esper.episodes import Ask
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.factored_actions import OP_WAIT, Choice
 from esper.tamiyo.masks import Masks
-from esper.tamiyo.policies import Actions, Policy, Reports, RulePolicy
+from esper.tamiyo.policies import Actions, NetworkPolicy, Policy, Reports, RulePolicy
 from esper.tamiyo.readings import Sight
 from esper.tamiyo.reasons import Question, describe_choice, explain
 from esper.tamiyo.signals import Signals
@@ -87,7 +87,8 @@ known.
                 reports=reports[0],
                 memory=memory,
                 signals=signals[0],
-                sight=look(),
+                # as long as the history: not for rules, which may be asked for thousands of epochs
+                sight=look() if isinstance(self.policy, NetworkPolicy) else None,
                 answer=(op, slot, blueprint, blend),
             )
             self.questions.append(question)

@@ -6,7 +6,7 @@ How a model becomes a garden is in `grow`; what it costs in `books`; what is sav
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -471,6 +471,7 @@ class Garden(PlantingByHand, TakingHome, Explaining):
         self.questions = []
         self.choices = []
 
+        @cache
         def look() -> Sight:
             return Sight(track(self.history, horizon, link, view), view, self.facts)
 

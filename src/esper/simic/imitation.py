@@ -11,15 +11,26 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.episodes import keepable
+from esper.episodes import facts_of, keepable
 from esper.kasmina.randomness import mix_seed
 from esper.leyline.errors import SettingError
-from esper.leyline.factored_actions import OP_CULL, OP_FOSSILIZE, OP_WAIT, ActionSpace, Choice
+from esper.leyline.factored_actions import (
+    OP_CULL,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_WAIT,
+    ActionSpace,
+    Choice,
+)
+from esper.runtime.population import Population
+from esper.runtime.tasks.families import shallowest
+from esper.runtime.tasks.task import Task
 from esper.simic.config import ImitationConfig
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.team import Team
-from esper.tamiyo.masks import compute_batch_masks
-from esper.tamiyo.policies import WAIT, Actions, RulePolicy
+from esper.tamiyo.heads import SLOT_OPS
+from esper.tamiyo.masks import Masks, compute_batch_masks
+from esper.tamiyo.policies import WAIT, Actions
 from esper.tamiyo.policy_names import make_policy
 
 _BY_THE_RULE = 1 / 3
@@ -75,7 +86,6 @@ class Teacher:
         self.lesson = lesson
         self.env = env
         self.rules = [make_policy(lesson.policy, facts) for facts in env.episodes.facts]
-        _refuse_plan(lesson.policy, self.rules[0])
         self.memory: list[Any] = [None] * env.num_envs
         draws = []
         for host in range(env.num_envs):  # they belong to the episode, whichever rank plays it
@@ -104,9 +114,10 @@ class Teacher:
         """What the rule would do to a host now, in the indices of the environment."""
         rule = self.rules[host]
         view = self.env.episodes.views[host]
+        masks = compute_batch_masks([view])
         actions, self.memory[host] = rule.decide(
             None,
-            compute_batch_masks([view]),
+            masks,
             [view.reports],
             self.memory[host],
             [self.env.episodes.trackers[host].signals],
@@ -117,6 +128,8 @@ class Teacher:
             slot_ids = view.space.slots.slot_ids
             decided = {slot_ids[slot]} if op in (OP_CULL, OP_FOSSILIZE) else set()
             choice = (*keepable(view, decided), choice)[0]
+        if not _is_open(choice, masks):  # an episode refuses it, and the policy cannot learn it
+            return WAIT
         return _in_space(choice, view.space, self.env.space)
 
 
@@ -128,12 +141,26 @@ class Correction(NamedTuple):
     done: Actions
 
 
-def _refuse_plan(name: str, rule: RulePolicy) -> None:
+def require_teacher(name: str, task: Task, seed: int, **population: Any) -> None:
+    """Refuse a rule that does not fit every host of a task, or that cannot be imitated."""
+    hosts = Population(shallowest(task), [seed], **population)
+    rule = make_policy(name, facts_of(hosts.runs[0].model, task.epochs))
     if rule.is_plan:
         raise SettingError(
             f"imitation.policy is {name}, which may want several ops in one decision; the policy "
             "has one. Name another rule, such as heuristic."
         )
+
+
+def _is_open(choice: Choice, masks: Masks) -> bool:
+    """Whether the masks of one host allow a choice."""
+    op, slot, blueprint, blend = choice
+    is_open = masks["op"][0, op]
+    if op in SLOT_OPS:
+        is_open &= masks["slot"][0, op, slot]
+    if op == OP_GERMINATE:
+        is_open &= masks["blueprint"][0, slot, blueprint] & masks["blend"][0, blend]
+    return bool(is_open)
 
 
 def _in_space(choice: Choice, own: ActionSpace, space: ActionSpace) -> Choice:

@@ -24,7 +24,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.costs import TWINS, book, learning_ledger
 from esper.simic.environment import GrowthVectorEnv
 from esper.simic.host_seeds import draw_host_seeds, host_seed_draws
-from esper.simic.imitation import Lesson, Teacher
+from esper.simic.imitation import Lesson, Teacher, require_teacher
 from esper.simic.ppo.agent import PPOAgent
 from esper.simic.ppo.codecs import ActionCodec, Codecs, ObservationCodec
 from esper.simic.ppo.diagnostics import IMITATING, AnomalyDetector, UpdateRecord
@@ -209,6 +209,10 @@ def _plan_plays(config: TrainingConfig, team: Team) -> list[_Play]:
             )
             plays.append(play)
             start += share.hosts
+        if config.imitation.rounds:
+            for play in plays:  # before twins, which take long
+                rule = config.imitation.policy
+                require_teacher(rule, play.task, play.seeds[0], **play.way_to_run)
         corpus = join_corpora(play.way_to_run["splits"].corpus for play in plays)
         require_saved_corpus(config.out, corpus)
     team.require_same({"the corpus": corpus})

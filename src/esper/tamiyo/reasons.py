@@ -101,7 +101,8 @@ class Question:
     memory: Any
     """what it remembered before"""
     signals: Signals
-    sight: Sight
+    sight: Sight | None
+    """what a network read; None for rules"""
     answer: Choice
 
 
@@ -167,8 +168,10 @@ def _explain_network(
 ) -> list[str]:
     """What a network preferred, what weighed most in it, and what it could not read."""
     layout = policy.layout
-    space = question.sight.view.space
-    observation = observe([question.sight], layout, [policy.lacking])
+    sight = question.sight
+    assert sight is not None, "a network was asked"
+    space = sight.view.space
+    observation = observe([sight], layout, [policy.lacking])
     states = torch.as_tensor(observation, device=policy.device)[:, None].requires_grad_()
     masks = {
         head: torch.as_tensor(mask, device=policy.device)[:, None]
@@ -185,7 +188,7 @@ def _explain_network(
             + "; ".join(weighed)
             + "."
         )
-    absent = _absent(without(question.sight, policy.lacking), layout, observation[0])
+    absent = _absent(without(sight, policy.lacking), layout, observation[0])
     if absent:
         lines.append(f"Absent: {', '.join(absent)}.")
     return lines

@@ -21,7 +21,7 @@ from esper.leyline.errors import MeasurementError, SaveError
 from esper.runtime.devices import limited_threads, repeatable_kernels
 from esper.runtime.population import Population
 from esper.runtime.splits import Splits
-from esper.runtime.tasks.families import at_rate, for_host
+from esper.runtime.tasks.families import at_rate, for_host, shallowest
 from esper.runtime.tasks.task import Task
 from esper.simic.checkpoints import episodes_of, other_episodes
 from esper.storage.runfolder import ARMS, PLANS, PRETRAINED, label_policies
@@ -83,6 +83,9 @@ class Comparison:
         self.weights: dict[int, Mapping[str, torch.Tensor]] = {}  # of pretrained hosts, by seed
         probe = self.populate(self.task, [0])
         probe.describe(say)
+        fewest = shallowest(self.task)
+        if fewest is not self.task:  # plans and rules are to fit every host
+            probe = self.populate(fewest, [0])
         self._refuse_unfitting_rules(probe)
         model = probe.runs[0].model
         self.facts = facts_of(model, self.task.epochs)

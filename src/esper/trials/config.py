@@ -140,6 +140,18 @@ class CompareConfig(TrialConfig):
     )
     out: Path = Field(default=Path("runs/compare"), description="folder for results")
 
+    @classmethod
+    def of(cls, values: Any, source: str = "the configuration") -> Self:
+        """A checked configuration from plain values.
+
+        Without a task a suite brings its only family.
+        """
+        suite = values.get("suite") if isinstance(values, dict) else None
+        if isinstance(suite, dict) and "task" not in values:
+            family = SuiteConfig.of(suite, source).family(None)
+            values = {**values, "task": family.task.model_dump(mode="json")}
+        return super().of(values, source)
+
     def with_changes(self, changes: Sequence[tuple[str, Any]], source: str) -> Self:
         """The same with some leaves changed, named by dotted keys such as task.epochs.
 

@@ -348,6 +348,13 @@ def concrete(task: "Task", variation: Variation) -> "Task":
     return replace(task, **changes)
 
 
+def shallowest(task: "Task") -> "Task":
+    """Return a task of hosts with the fewest slots; the others of the family have these too."""
+    if task.varies is None or task.varies.depth is None:
+        return task
+    return concrete(task, replace(task.varies.variation(0), depth=int(task.varies.depth.least)))
+
+
 def at_rate(task: "Task", factor: float) -> "Task":
     """Return the task with its learning rate multiplied, of all hosts where they draw one."""
     changes: dict[str, Any] = {"lr": task.lr * factor}
