@@ -53,9 +53,9 @@ def join_depth(
     loop: Any = trainer
     refuse_sharding(loop.accelerator)
     if loop.args.load_best_model_at_end or loop.model_init is not None:
-        given = "model_init" if loop.model_init is not None else "load_best_model_at_end"
+        name = "model_init" if loop.model_init is not None else "load_best_model_at_end"
         raise SettingError(
-            f"the trainer has {given}, and a network that became deeper does not go back; leave it "
+            f"the trainer has {name}, and a network that became deeper does not go back; leave it "
             f"out, and load the checkpoint that you want afterwards."
         )
     depth = DepthSchedule(loop.model, None, layers=layers, to=to, total=total, plan=plan)

@@ -94,21 +94,21 @@ class RoundTally:
                 host_masks = {name: mask[row] for name, mask in masks.items()}
                 self._emit_action(host, actions[row].tolist(), host_masks, success)
             self.emit(host, happened, reward=float(rewards[row]), reward_parts=parts)
-            env, own = self.env.locate(host)
-            if env.is_over[own]:
-                self.flops += env.population.runs[own].ledger.flops
+            env, index = self.env.locate(host)
+            if env.is_over[index]:
+                self.flops += env.population.runs[index].ledger.flops
                 if self.sink.wants(TelemetryLevel.NORMAL):
-                    self.sink.write(env.episodes.close(own))
+                    self.sink.write(env.episodes.close(index))
 
     def emit(self, host: int, happened: Sequence[events.Event], **earned: Any) -> None:
         """Write a host's events.
 
         Its epoch gets the twin's reading and what the decision before it earned.
         """
-        env, own = self.env.locate(host)
-        model = env.population.runs[own].model
-        twin = env.twin(own)
-        self.accuracy[host] = env.accuracy[own]
+        env, index = self.env.locate(host)
+        model = env.population.runs[index].model
+        twin = env.twin(index)
+        self.accuracy[host] = env.accuracy[index]
         self.twin_accuracy[host] = twin.held_out_accuracy
         self.params_share[host] = model.total_params / model.host_params
         for event in happened:
@@ -125,7 +125,7 @@ class RoundTally:
     ) -> None:
         """Write a decision, with the heads that had no choice in it."""
         op, slot, blueprint, blend = action
-        env, own = self.env.locate(host)
+        env, index = self.env.locate(host)
         heads = self.env.heads
         mask_rows = {
             "op": masks["op"],
@@ -138,7 +138,7 @@ class RoundTally:
         record = events.emit_last_action(
             env_id=self.env.first + host,
             # a decision is made before the epoch that pays for it
-            epoch=env.population.runs[own].epoch - 1,
+            epoch=env.population.runs[index].epoch - 1,
             slot_idx=slot,
             blueprint_idx=blueprint,
             blend_idx=blend,
